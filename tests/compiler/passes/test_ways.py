@@ -368,8 +368,21 @@ def groups_of_two(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
     c.store(acc)
 
 
+def while_a_length_lasts(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    """The length is a tensor's own int32."""
+    acc, k = tk.zeros((64, 64), tk.float32), 0
+    length = 64 * tk.load(table, 2, ()).item() - 10
+    while 64 * k < length:
+        x = tk.load(a, (tk.bid(0), k), (64, 64)).astype(tk.float32)
+        x = tk.where(64 * k + tk.arange(64)[None, :] < length, x, 0.0).astype(tk.float16)
+        acc = tk.mma(x, tk.load(b, (k, tk.bid(1)), (64, 64)), acc)
+        k += 1
+    c.store(acc)
+
+
 WAYS = [
-    skipped_by_a_table, not_doubled, of_slices_with_an_end, with_masks, added_up_beside, made_of_halves, groups_of_two,
+    while_a_length_lasts, skipped_by_a_table, not_doubled, of_slices_with_an_end, with_masks, added_up_beside, made_of_halves,
+    groups_of_two,
     where_a_table_says, batches_of_one,
     with_options, in_other_orders, of_windows, of_what_is_computed, from_rows_on,
     scaled_condition, what_is_left, counted_down, counted_ahead, by_another_number, fetched_ahead, fetched_ahead_by_hand,

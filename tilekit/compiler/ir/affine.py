@@ -37,11 +37,14 @@ class Affine:
 
 
 def affine(operand: Operand, definitions: Mapping[Value, Operation]) -> Affine | None:
-    """An int as such a sum, of values that are none themselves; None if it is no int."""
+    """An int as such a sum, of values that are none themselves; None if it is no int. One of a dtype is a value by itself: their
+    sums may wrap."""
     if isinstance(operand, Constant):
         return Affine({}, operand.value) if type(operand.value) is int else None
-    if not isinstance(operand, Value) or operand.type != ScalarType(int):
+    if not isinstance(operand, Value) or not isinstance(operand.type, ScalarType):
         return None
+    if operand.type != ScalarType(int):
+        return Affine({operand: 1}, 0) if getattr(operand.type.kind, "kind", "") == "i" else None
     operation = definitions.get(operand)
     if operation is not None and operation.kind == "call" and operation.what.value is intrinsics.multiple:
         return affine(operation.operands[0], definitions)

@@ -96,7 +96,7 @@ def _backward_dkv(
     left: int, right: int, group: int, below: tk.Const, above: tk.Const, stages: tk.Const, adds: tk.Const, early: tk.Const,
     ragged: tk.Const, wants_dk: tk.Const, wants_dv: tk.Const,
 ):  # fmt: skip
-    """If it `adds`, `dq` holds `BS` floats, which are `BD * BN`, for each tile of queries: see `of_sums`.
+    """If it `adds`, `dq` holds `BS` floats, which are `BD * BN`, for each tile of queries: see `_of_sums`.
 
     `early` is for who has the registers: products by keys are computed while threads add those by queries to the sums. `ragged`:
     the last tile of keys has some that do not exist. They are zeros, but their weights may be infinite. `wants_dk`, `wants_dv`:
