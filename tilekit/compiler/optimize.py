@@ -21,6 +21,7 @@ from tilekit.compiler.passes.abreast import multiply_abreast
 from tilekit.compiler.passes.accumulation import accumulate_products
 from tilekit.compiler.passes.bounds import bound_loops, separate_conditions
 from tilekit.compiler.passes.canonical import canonicalize, load_as_it_lies
+from tilekit.compiler.passes.conditions import gather_masks
 from tilekit.compiler.passes.counted import count_loops
 from tilekit.compiler.passes.dead_code import eliminate_dead_code
 from tilekit.compiler.passes.exponentials import fuse_exponentials
@@ -29,6 +30,7 @@ from tilekit.compiler.passes.hoisting import hoist_invariants
 from tilekit.compiler.passes.masks import mask_tiles
 from tilekit.compiler.passes.maxima import carry_scaled_maxima
 from tilekit.compiler.passes.multiples import find_multiples
+from tilekit.compiler.passes.order import calculate_rows_first
 from tilekit.compiler.passes.partial_sums import add_up_by_parts
 from tilekit.compiler.passes.prefetched import load_in_turns
 from tilekit.compiler.passes.rings import Unfit, make_rings
@@ -56,8 +58,8 @@ Watch = Callable[[str, Region], None]
 PASSES: tuple[Callable[[Region], object], ...] = (
     canonicalize, load_as_it_lies, separate_conditions, hoist_invariants, count_loops, bound_loops, end_turns_together,
     load_in_turns, accumulate_products, mask_tiles, streams_from_loads, order_visits, stage_operands, fuse_exponentials,
-    carry_scaled_maxima, eliminate_dead_code, add_up_by_parts, rotate_products, split_by_masks, eliminate_dead_code,
-    load_beside_products, multiply_abreast, find_multiples,
+    carry_scaled_maxima, eliminate_dead_code, add_up_by_parts, calculate_rows_first, rotate_products, gather_masks,
+    split_by_masks, eliminate_dead_code, load_beside_products, multiply_abreast, find_multiples,
 )  # fmt: skip
 """In the order in which they run. Each rewrites a kernel in place, or finds something out; its module says when it is legal."""
 # Where the result of a product is not there at once, there is time to fill.

@@ -238,7 +238,7 @@ def test_a_mask_may_hold_from_some_turn_on(make, loops):
     text, done = text_of(make)
     assert "splitting" in done
     assert text.count("= stream ") == loops
-    assert text.count("where(") == 2 * (loops - 1) - (make is from_a_turn_on)
+    assert text.count("where(") == loops - 1
 
 
 @pytest.mark.parametrize(("make", "added_up", "whole"), [(loops_in_a_row, 1, 0), (two_sums, 2, 1)])

@@ -395,6 +395,7 @@ def test_products_by_warpgroups(size, options):
     *_, whole, cut = turns
     assert whole["MUFU"] == cut["MUFU"] > 0
     assert cut["FSEL"]
+    assert cut["ISETP"] <= cut["FSEL"] * (1 + ("window" in options)) + 6, "with constants, one from each side"
     assert not any(whole[name] for name in ("FSEL", "LDL", "STL", "BAR", "LDS", "FENCE"))
     assert {store for line in lines for store in re.findall(r"STG[.\w]*", line)} == {"STG.E.128", "STG.E"}, "the latter for lse"
     assert kernel.registers == (96 if size == 64 else 168), "which are dealt out anew"

@@ -5,14 +5,16 @@ The functions do nothing in Python, but for loads; `lower.pipelines`, `lower.mem
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import Any
 
-from tilekit.lang import matmul, memory
+from tilekit.lang import create, matmul, memory
 
 __all__ = [
-    "CONSUMER", "PRODUCER", "end", "give", "join", "last", "load_beside", "load_tile_like_beside", "mma_abreast",
+    "CONSUMER", "PRODUCER", "counted", "end", "give", "join", "last", "load_beside", "load_tile_like_beside", "mma_abreast",
     "multiple", "nth",
-    "operand", "part", "peek", "put", "registers", "ring", "role", "steps", "take", "variant", "wait_product",
+    "operand", "part", "peek", "put", "registers", "ring", "role", "steps", "take", "variant", "wait_product", "within",
 ]  # fmt: skip
 
 CONSUMER, PRODUCER = 0, 1
@@ -20,6 +22,11 @@ CONSUMER, PRODUCER = 0, 1
 
 def steps(*rows: Any) -> Any:
     """The number of turns."""
+
+
+def counted(turns: Any) -> Any:
+    """A number of turns as 32 bits, of which threads keep fewer registers than of an int."""
+    return turns
 
 
 def nth(row: Any, k: Any) -> Any:
@@ -81,6 +88,14 @@ def mma_abreast(a: Any, b: Any, acc: Any, precision: Any = "ieee") -> Any:
 def multiple(number: Any, of: Any) -> Any:
     """The number, of which it is known that it is a multiple."""
     return number
+
+
+def within(shape: Any, factors: Any, *sums: Any) -> Any:
+    """A mask of a tile of two dimensions: where `a * row + b * column + sum <= 0`, for each sum and the next two
+    factors `a` and `b`."""
+    row, column = create.arange(shape[0])[:, None], create.arange(shape[1])[None, :]
+    masks = [row * a + column * b + sum_ <= 0 for a, b, sum_ in zip(factors[::2], factors[1::2], sums, strict=True)]
+    return functools.reduce(operator.and_, masks)
 
 
 def give(ring: Any, turn: Any, k: Any, lines: Any) -> Any:

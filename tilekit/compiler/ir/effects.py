@@ -48,6 +48,7 @@ _FUNCTIONS: set[Callable[..., Any]] = {
     intrinsics.mma_abreast,
     intrinsics.multiple,
     intrinsics.part,
+    intrinsics.within,
     *filter(callable, vars(math).values()),
 }
 

@@ -142,7 +142,8 @@ class _Emitter:
         if operation.kind == "call" and operation.what.value is intrinsics.ring:
             self.turns[operation.results[0]] = counter = self.fresh("stage")
             ring = self.target(operation.results[0])
-            return [ast.Assign([ring], expression), ast.Assign([ast.Name(counter, ast.Store())], ast.Constant(0))]
+            none = self.intrinsic(intrinsics.counted, ast.Constant(0))
+            return [ast.Assign([ring], expression), ast.Assign([ast.Name(counter, ast.Store())], none)]
         if operation.kind == "call" and operation.what.value is intrinsics.variant:
             self.turns[operation.results[0]] = self.turns[operation.operands[0]]
         if operation.pattern is not None:
@@ -182,8 +183,7 @@ class _Emitter:
         """
         statements: list[ast.stmt] = []
 
-        def call(function: Callable[..., Any], *arguments: ast.expr) -> ast.Call:
-            return ast.Call(self.reference(Constant(function, f"tilekit__{function.__name__}")), list(arguments), [])
+        call = self.intrinsic
 
         def variable(name: str, value: ast.expr) -> ast.expr:
             name = self.fresh(name)
@@ -197,7 +197,8 @@ class _Emitter:
         count = variable("steps", call(intrinsics.steps, *rows))
         index = self.fresh("turn")
         k: ast.expr = ast.Constant(0) if once else ast.Name(index, ast.Load())
-        further = ast.AugAssign(ast.Name(counter, ast.Store()), ast.Add(), ast.Constant(1))
+        counted = call(intrinsics.counted, ast.BinOp(turn, ast.Add(), ast.Constant(1)))
+        further = ast.Assign([ast.Name(counter, ast.Store())], counted)
         behind: list[ast.stmt] = []
         if loop.what == "produce":
             turns: list[ast.stmt] = [ast.Expr(call(intrinsics.put, ring, turn, k, *rows)), *body, further]
@@ -215,6 +216,9 @@ class _Emitter:
             return [*statements, ast.If(count, turns, []), *behind]
         turns_of = ast.Call(self.reference(Constant(range, "range")), [count], [])
         return [*statements, ast.For(ast.Name(index, ast.Store()), turns_of, turns, []), *behind]
+
+    def intrinsic(self, function: Callable[..., Any], *arguments: ast.expr) -> ast.Call:
+        return ast.Call(self.reference(Constant(function, f"tilekit__{function.__name__}")), list(arguments), [])
 
     def moves(self, targets: Sequence[Value], operands: Sequence[Operand]) -> list[ast.stmt]:
         """Assignments at once: each operand is read before any target is written.

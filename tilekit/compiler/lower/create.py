@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from tilekit.compiler.codegen.diagnose import reject
 from tilekit.compiler.codegen.emit import pack, special_register
 from tilekit.compiler.codegen.rounding import directed
 from tilekit.compiler.codegen.types import TileType, constant, describe, dtype_of, integer, scalar_dtype, scalar_kind
+from tilekit.compiler.frontend import intrinsics
 from tilekit.compiler.lower.memory import tile_shape
 from tilekit.dtypes import DType
 from tilekit.lang import create as lang
@@ -92,6 +94,51 @@ def arange(size: types.Type, dtype: types.Type, start: types.Type, step: types.T
         return scalars_of(builder, result, [convert(builder, value, scalar_dtype(ty), chosen) for ty, value in bounds])
 
     return result, emit
+
+
+_FAR = 1 << 30  # as good as further
+
+
+@lowers(intrinsics.within)
+def within(shape: types.Type, factors: types.Type, *sums: types.Type) -> Any:
+    """Each thread has a sum for itself, or one for each of its rows: elements are compared with constants."""
+    rows, columns = known(shape)
+    numbers = known(factors)
+    conditions = list(zip(numbers[::2], numbers[1::2], strict=True))
+
+    def element(builder: ir.IRBuilder, scalars: Sequence[ir.Value], index: Sequence[ir.Value]) -> ir.Value:
+        (row, row_by), (column, column_by) = map(_parted, index)
+        largest: dict[int, ir.Value] = {}
+        for (a, b), sum_ in zip(conditions, scalars, strict=True):
+            total = builder.add(sum_, builder.mul(row, integer(32, a)))
+            total = builder.add(builder.add(total, builder.mul(column, integer(32, b))), integer(32, a * row_by))
+            other = largest.get(b)
+            largest[b] = total if other is None else builder.select(builder.icmp_signed(">", total, other), total, other)
+        holds = [builder.icmp_signed("<=", total, integer(32, -b * column_by)) for b, total in largest.items()]
+        return functools.reduce(builder.and_, holds)
+
+    shown = f"within{conditions}"
+    result = ComputedType(shown, dtypes.bool_, (rows, columns), current_config(), (dtypes.int32,) * len(sums), element)
+
+    def emit(builder: ir.IRBuilder, shape: ir.Value, factors: ir.Value, *values: ir.Value) -> ir.Value:
+        held = []
+        for ty, value in zip(sums, values, strict=True):
+            number = convert(builder, value, scalar_dtype(ty), dtypes.int64)
+            low, high = (ir.Constant(number.type, bound) for bound in (-_FAR, _FAR))
+            number = builder.select(builder.icmp_signed("<", number, low), low, number)
+            number = builder.select(builder.icmp_signed(">", number, high), high, number)
+            held.append(builder.trunc(number, ir.IntType(32)))
+        return scalars_of(builder, result, held)
+
+    return result, emit
+
+
+def _parted(coordinate: ir.Value) -> tuple[ir.Value, int]:
+    """A coordinate of an element as that of a thread, and what its register adds."""
+    if isinstance(coordinate, ir.Constant):
+        return integer(32, 0), coordinate.constant
+    begin, further = coordinate.operands
+    return begin, further.constant
 
 
 def _nested(value: types.Type) -> tuple[tuple[int, ...], list[tuple[tuple[int, ...], types.Type]]]:

@@ -84,6 +84,11 @@ def count(*rows: types.Type) -> Any:
     return turns, lambda builder, *values: _shortest(builder, list(zip(rows, values, strict=True)))
 
 
+@lowers(intrinsics.counted)
+def counted(turns: types.Type) -> Any:
+    return types.int32, lambda builder, value: narrow(builder, value)
+
+
 @lowers(intrinsics.nth)
 def nth(row: types.Type, k: types.Type) -> Any:
     tile, emit = load_of_row(_row(row))

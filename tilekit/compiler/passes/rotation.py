@@ -7,6 +7,8 @@ result becomes the operand of the second. (The first may be several, as of score
     for all turns but the last: the first product of turn t + 1, the second half of turn t, the rest of the first half of t + 1
     the second half of the last turn
 
+in a branch for a loop that has turns, unless it is known to have one.
+
 Legal where, of a loop whose turns have no effects and that nothing leaves early:
 
 - the first product reads nothing that turns hand on to each other;
@@ -25,6 +27,7 @@ from dataclasses import replace
 from tilekit.compiler.ir.constants import is_zeros
 from tilekit.compiler.ir.effects import READS, effects
 from tilekit.compiler.ir.insertion import Insertion
+from tilekit.compiler.ir.least import is_above
 from tilekit.compiler.ir.nodes import (
     Constant,
     Group,
@@ -162,13 +165,14 @@ class _Rotation:
         self.early = [at for at, late in enumerate(ends) if not late]
 
     def into(self, region: Region) -> bool:
-        """Put them where the loop stands, for a loop that has turns; False if its streams cannot be cut."""
+        """Put them where the loop stands; False if its streams cannot be cut."""
         before = Insertion(self.loop.location, self.defined)
         rows = rows_of(self.loop.operands[: len(self.halves.tiles)], self.defined, before)
         if rows is None:
             return False
         first = next(row for row, late in zip(rows, self.halves.streams, strict=True) if not late)
-        some = before.emit("compare", [first.start, first.stop], "<")
+        surely = is_above(first.stop, first.start, self.defined)
+        some = None if surely else before.emit("compare", [first.start, first.stop], "<")
         self.name_anew(self.halves.ahead[-1].operands[0], before)
         begun = self.prologue(rows)
         turns = self.turns(rows, begun)
@@ -178,9 +182,13 @@ class _Rotation:
             results[at] = turns.results[position]
         for position, at in enumerate(self.late):
             results[at] = end.results[position]
+        at = region.operations.index(self.loop)
+        if some is None:
+            region.operations[at : at + 1] = [*before.operations, *self.new.operations]
+            region.replace(dict(zip(self.loop.results, results, strict=True)))
+            return True
         regions = [Region([], self.new.operations, "yield", results), Region([], [], "yield", list(self.loop.initial))]
         chosen = Operation("if", [some], self.loop.location, results=self.loop.results, regions=regions)
-        at = region.operations.index(self.loop)
         region.operations[at : at + 1] = [*before.operations, chosen]
         return True
 

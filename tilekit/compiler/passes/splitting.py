@@ -11,22 +11,20 @@ stays.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+import functools
 from itertools import pairwise
 from typing import NamedTuple
 
 from tilekit.compiler.ir.affine import Affine, affine, materialized
 from tilekit.compiler.ir.insertion import Insertion
-from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Region, Section, Value, copied, definitions
+from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, copied, definitions
 from tilekit.compiler.ir.remarks import remark
-from tilekit.compiler.ir.types import TileType, sampling
+from tilekit.compiler.ir.types import sampling
+from tilekit.compiler.passes.conditions import Conditions, is_masked
 from tilekit.compiler.passes.rows import Row, rows_of
-from tilekit.lang import create, elementwise
 
 __all__ = ["split_by_masks"]
 
-_LARGE = 64 * 64  # elements of a tile: of fewer a mask costs less than more code
 _MOST_OPERATIONS = 150  # of a loop that is written two or three times
 
 
@@ -50,7 +48,7 @@ class _Bound(NamedTuple):
 
 class _Split:
     def __init__(self, loop: Operation, defined: dict[Value, Operation]) -> None:
-        self.loop, self.defined = loop, defined
+        self.loop, self.defined, self.conditions = loop, defined, Conditions(defined)
         (self.body,) = loop.regions
         self.inside = set(self.body.parameters) | {v for operation in self.body.walk() for v in operation.results}
         pairs = zip(loop.carried, self.body.operands, loop.initial, strict=True)
@@ -64,7 +62,7 @@ class _Split:
     def into(self, region: Region) -> None:
         if any(each.exit != "yield" for each in self.body.regions()) or sum(1 for _ in self.body.walk()) > _MOST_OPERATIONS:
             return
-        masked = [(operation, self.bounds(operation)) for operation in self.body.operations if _is_masked(operation)]
+        masked = [(operation, self.bounds(operation)) for operation in self.body.operations if is_masked(operation)]
         masked = [(operation, bounds) for operation, bounds in masked if bounds]
         if not masked:
             return
@@ -98,7 +96,29 @@ class _Split:
                 loop.regions[0].replace({copy.results[0]: copy.operands[1] for copy, one in pairs if one in originals})
         at = region.operations.index(self.loop)
         region.operations[at : at + 1] = [*new.operations, *loops]
+        for operation in [one for one in region.operations[:at] if is_masked(one)]:
+            self.branch(operation, region)
         remark(self.loop.location, "splitting", "turns in which a mask holds for the whole tile go without it")
+
+    def branch(self, masked: Operation, region: Region) -> None:
+        """Mask a tile ahead of the loop, its first turn's, only where the mask does not hold for the whole tile."""
+        new = Insertion(masked.location, self.defined)
+        worst: list[Operand] = []
+        for condition in self.conditions.of(masked.operands[0]) or ():
+            operations, operand = materialized(condition.worst, masked.location)
+            new.add(operations)
+            worst.append(operand)
+        if not worst:
+            return
+        cut = new.emit("compare", [functools.reduce(lambda a, b: new.call(max, a, b), worst), Constant(0)], ">")
+        # Products end before: none may be under way around a branch in machine code.
+        tile = new.emit("binary", [masked.operands[1], Constant(1)], "*")
+        (result,), inner = masked.results, Value(masked.results[0].name, masked.results[0].type)
+        masked.operands[1], masked.results = tile, [inner]
+        regions = [Region([], [masked], "yield", [inner]), Region([], [], "yield", [tile])]
+        chosen = Operation("if", [cut], masked.location, results=[result], regions=regions)
+        at = region.operations.index(masked)
+        region.operations[at : at + 1] = [*new.operations, chosen]
 
     def whole(self, bound: _Bound, new: Insertion) -> Operand:
         """How many turns a condition holds for, or less than none."""
@@ -120,86 +140,19 @@ class _Split:
 
     def bounds(self, operation: Operation) -> list[_Bound]:
         """When all elements of a mask hold; empty if that is no such condition."""
-        differences = self.conditions(operation.operands[0])
         bounds = []
-        for sum_, coordinates in differences or ():
-            worst = sum(factor * (extent - 1) for (_, extent), factor in coordinates.items() if factor > 0)
-            changing = [value for value in sum_.terms if value in self.inside]
+        for condition in self.conditions.of(operation.operands[0]) or ():
+            worst = condition.worst
+            changing = [value for value in worst.terms if value in self.inside]
             if len(changing) != 1 or changing[0] not in self.counters:
                 return []
             (counter,) = changing
-            factor = sum_.terms[counter]
             if affine(self.counters[counter], self.defined) is None:
                 return []
-            rest = sum_.without(counter)
-            bounds.append(_Bound(counter, factor, Affine(rest.terms, rest.constant + worst)))
+            bounds.append(_Bound(counter, worst.terms[counter], worst.without(counter)))
         return bounds
-
-    def conditions(self, mask: Operand) -> list[tuple[Affine, Mapping[tuple[int, int], int]]] | None:
-        """A mask as sums that are at most 0 where it holds, all of them."""
-        operation = self.defined.get(mask) if isinstance(mask, Value) else None
-        if operation is None:
-            return None
-        if (operation.kind, operation.what) == ("binary", "&"):
-            first, second = map(self.conditions, operation.operands)
-            return None if first is None or second is None else first + second
-        if operation.kind != "compare" or operation.what not in ("<", "<=", ">", ">="):
-            return None
-        low, high = operation.operands if operation.what in ("<", "<=") else operation.operands[::-1]
-        below, above = self.sum(low), self.sum(high)
-        if below is None or above is None:
-            return None
-        (left, near), (right, far) = below, above
-        coordinates = dict(near)
-        for dimension, factor in far.items():
-            coordinates[dimension] = coordinates.get(dimension, 0) - factor
-        difference = left.plus(right, -1)
-        strict = int(operation.what in ("<", ">"))
-        return [(Affine(difference.terms, difference.constant + strict), coordinates)]
-
-    def sum(self, operand: Operand) -> tuple[Affine, dict[tuple[int, int], int]] | None:
-        """An int, or a tile of ints, as numbers and coordinates: by the dimension, counted from the last, and its extent."""
-        number = affine(operand, self.defined)
-        if number is not None:
-            return number, {}
-        operation = self.defined.get(operand) if isinstance(operand, Value) else None
-        if operation is None or not isinstance(operand, Value) or not isinstance(operand.type, TileType):
-            return None
-        if operation.kind == "call" and operation.what.value is create.arange and len(operation.operands) == 1:
-            return Affine({}, 0), {(-1, operand.type.shape[0]): 1}
-        if operation.kind == "item":
-            return self.expanded(operation)
-        if operation.kind == "binary" and operation.what in ("+", "-"):
-            first, second = (self.sum(part) for part in operation.operands)
-            if first is None or second is None:
-                return None
-            sign = 1 if operation.what == "+" else -1
-            coordinates = dict(first[1])
-            for dimension, factor in second[1].items():
-                coordinates[dimension] = coordinates.get(dimension, 0) + sign * factor
-            return first[0].plus(second[0], sign), coordinates
-        return None
-
-    def expanded(self, operation: Operation) -> tuple[Affine, dict[tuple[int, int], int]] | None:
-        """What an index with `None` makes of a vector of such ints."""
-        inner = self.sum(operation.operands[0])
-        index = operation.operands[1].parts if isinstance(operation.operands[1], Group) else (operation.operands[1],)
-        whole = Section(Constant(None), Constant(None), Constant(None))
-        one = sum(part == whole for part in index) == 1 and all(part in (whole, Constant(None)) for part in index)
-        if inner is None or not one:
-            return None
-        dim = index.index(whole) - len(index)
-        return inner[0], {(dim, extent): factor for (_, extent), factor in inner[1].items()}
 
 
 def _at(turn: Operand, rows: list[Row], new: Insertion) -> list[Operand]:
     """Which tile of each row comes in a turn."""
     return [turn if row.start == Constant(0) else new.emit("binary", [row.start, turn], "+") for row in rows]
-
-
-def _is_masked(operation: Operation) -> bool:
-    if operation.kind != "call" or operation.what.value is not elementwise.where or operation.keywords:
-        return False
-    result = operation.results[0].type
-    like = isinstance(operation.operands[1], Value) and operation.operands[1].type == result
-    return like and isinstance(result, TileType) and math.prod(result.shape) >= _LARGE

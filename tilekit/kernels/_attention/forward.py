@@ -92,7 +92,7 @@ def _attention(
         if below:
             first, reach = max(0, diagonal - left) // BN, right
         if above:
-            last = min(last, tk.cdiv(max(0, diagonal + min(BM, queries - i * BM) + reach), BN))
+            last = max(first + 1, min(last, tk.cdiv(diagonal + min(BM, queries - i * BM) + reach, BN)))
         for tq in tk.pipelined(q.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], stages=ahead):
             query, j = tq.reshape((BM, BD)), first
             acc, row_sum = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1), tk.float32)

@@ -1,0 +1,209 @@
+"""Conditions of masks: comparisons of sums of numbers and of places in a tile. Those of one tile are told all at once.
+
+    s = tk.where(columns < n - j * 64, s, -inf)
+    s = tk.where(columns + j * 64 <= rows + i * 64, s, -inf)
+
+    s = tk.where(tilekit__within((64, 64), (0, 1, -1, 1), j * 64 - n + 1, j * 64 - i * 64), s, -inf)
+
+which holds where `a * row + b * column + sum <= 0` for each sum and its factors: a thread compares its elements with constants.
+
+Legal where the masks of a large tile are made of `tk.arange`, ints and `&`, and what they leave out is the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tilekit import dtypes
+from tilekit.compiler.frontend import intrinsics
+from tilekit.compiler.ir.affine import Affine, affine, materialized
+from tilekit.compiler.ir.insertion import Insertion
+from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Region, Section, Value, definitions, values_of
+from tilekit.compiler.ir.types import TileType, sampling
+from tilekit.lang import create, elementwise
+
+__all__ = ["Condition", "Conditions", "gather_masks", "is_masked"]
+
+_LARGE = 64 * 64  # elements of a tile: of fewer a mask costs less than more code
+_MOST = 1 << 28  # a place in a tile, times its factor: sums of them and of `within`'s numbers are int32
+
+Coordinates = Mapping[tuple[int, int], int]
+"""The factor of each coordinate: by its dimension, counted from the last, and its extent."""
+
+
+class Condition(NamedTuple):
+    """It holds where a sum of numbers and coordinates is at most 0."""
+
+    sum_: Affine
+    coordinates: Coordinates
+
+    @property
+    def worst(self) -> Affine:
+        """The largest sum of a tile: its condition holds for all of it where this is at most 0."""
+        most = sum(factor * (extent - 1) for (_, extent), factor in self.coordinates.items() if factor > 0)
+        return self.sum_.plus(Affine({}, most))
+
+
+class Conditions:
+    """What masks say."""
+
+    def __init__(self, defined: dict[Value, Operation]) -> None:
+        self.defined = defined
+
+    def of(self, mask: Operand) -> list[Condition] | None:
+        """The conditions that a mask holds where all of them do; None if it is another."""
+        operation = self._definition(mask)
+        if operation is None:
+            return None
+        if operation.kind == "call" and operation.what.value is intrinsics.within:
+            return self._within(operation)
+        if (operation.kind, operation.what) == ("binary", "&"):
+            first, second = map(self.of, operation.operands)
+            return None if first is None or second is None else first + second
+        if operation.kind != "compare" or operation.what not in ("<", "<=", ">", ">="):
+            return None
+        low, high = operation.operands if operation.what in ("<", "<=") else operation.operands[::-1]
+        below, above = self._sum(low), self._sum(high)
+        if below is None or above is None:
+            return None
+        difference = _plus(below, above, -1)
+        strict = int(operation.what in ("<", ">"))
+        return [difference._replace(sum_=difference.sum_.plus(Affine({}, strict)))]
+
+    def is_same(self, operand: Operand, other: Operand) -> bool:
+        """Whether they are the same value, such as two `float("-inf")`."""
+        first, second = self._definition(operand), self._definition(other)
+        if operand == other or first is None or second is None:
+            return operand == other
+        forms = [(one.kind, one.what, one.operands, one.keywords) for one in (first, second)]
+        return forms[0] == forms[1] and first.kind == "call" and first.what.value is float
+
+    def _definition(self, operand: Operand) -> Operation | None:
+        return self.defined.get(operand) if isinstance(operand, Value) else None
+
+    def _within(self, operation: Operation) -> list[Condition] | None:
+        shape, factors, *sums = operation.operands
+        assert isinstance(shape, Constant) and isinstance(factors, Constant), "as `_within` makes it"
+        conditions = []
+        dims = [(d - 2, extent) for d, extent in enumerate(shape.value)]
+        for at, operand in enumerate(sums):
+            sum_, coordinates = affine(operand, self.defined), zip(dims, factors.value[2 * at :], strict=False)
+            if sum_ is None:
+                return None
+            conditions.append(Condition(sum_, {dim: factor for dim, factor in coordinates if factor}))
+        return conditions
+
+    def _sum(self, operand: Operand) -> Condition | None:
+        """An int, or a tile of ints, as numbers and coordinates."""
+        number = affine(operand, self.defined)
+        if number is not None:
+            return Condition(number, {})
+        operation = self._definition(operand)
+        if operation is None or not isinstance(operand, Value) or not isinstance(operand.type, TileType):
+            return None
+        if operand.type.dtype not in (dtypes.int32, dtypes.int64):  # narrower ones wrap
+            return None
+        if operation.kind == "call" and operation.what.value is create.arange and len(operation.operands) == 1:
+            return Condition(Affine({}, 0), {(-1, operand.type.shape[0]): 1})
+        if operation.kind == "item":
+            return self._expanded(operation)
+        if operation.kind == "binary" and operation.what in ("+", "-"):
+            first, second = (self._sum(part) for part in operation.operands)
+            return None if first is None or second is None else _plus(first, second, 1 if operation.what == "+" else -1)
+        return None
+
+    def _expanded(self, operation: Operation) -> Condition | None:
+        """What an index with `None` makes of a vector of such ints."""
+        inner = self._sum(operation.operands[0])
+        index = operation.operands[1].parts if isinstance(operation.operands[1], Group) else (operation.operands[1],)
+        whole = Section(Constant(None), Constant(None), Constant(None))
+        one = sum(part == whole for part in index) == 1 and all(part in (whole, Constant(None)) for part in index)
+        if inner is None or not one:
+            return None
+        dim = index.index(whole) - len(index)
+        return Condition(inner.sum_, {(dim, extent): factor for (_, extent), factor in inner.coordinates.items()})
+
+
+def _plus(first: Condition, second: Condition, sign: int) -> Condition:
+    """Two sums, or their difference."""
+    coordinates = dict(first.coordinates)
+    for dimension, factor in second.coordinates.items():
+        coordinates[dimension] = coordinates.get(dimension, 0) + sign * factor
+    return Condition(first.sum_.plus(second.sum_, sign), {dim: factor for dim, factor in coordinates.items() if factor})
+
+
+def is_masked(operation: Operation) -> bool:
+    """Whether it masks a large tile."""
+    if operation.kind != "call" or operation.what.value is not elementwise.where or operation.keywords:
+        return False
+    result = operation.results[0].type
+    like = isinstance(operation.operands[1], Value) and operation.operands[1].type == result
+    return like and isinstance(result, TileType) and math.prod(result.shape) >= _LARGE
+
+
+def gather_masks(kernel: Region) -> None:
+    """Let large tiles of two dimensions have one mask, of conditions, where it is legal; and one more, of those that no turn of a
+    loop changes."""
+    defined = definitions(kernel)
+    conditions = Conditions(defined)
+    reads = Counter(value for operation in kernel.walk() for value in operation.reads())
+    reads.update(value for region in kernel.regions() for operand in region.operands for value in values_of(operand))
+    with sampling():
+        for region in kernel.regions():
+            own = {*region.parameters, *(value for operation in region.operations for value in operation.results)}
+            operations: list[Operation] = []
+            for operation in region.operations:
+                operations += _gathered(operation, conditions, reads, own) if is_masked(operation) else []
+                operations.append(operation)
+            region.operations = operations
+
+
+def _gathered(masked: Operation, conditions: Conditions, reads: Counter[Value], own: set[Value]) -> list[Operation]:
+    """Let a tile that is masked have such a mask, with those that were applied to it before; what it is made of. `own` is what
+    belongs to its turn."""
+    shape = masked.results[0].type.shape  # type: ignore[union-attr]
+    holding = conditions.of(masked.operands[0])
+    if holding is None or len(shape) != 2:
+        return []
+    tile, other = masked.operands[1:]
+    while isinstance(tile, Value) and tile in conditions.defined and reads[tile] == 1:
+        inner = conditions.defined[tile]
+        before = conditions.of(inner.operands[0]) if is_masked(inner) and conditions.is_same(inner.operands[2], other) else None
+        if before is None:
+            break
+        holding, tile = before + holding, inner.operands[1]
+    dims = [(d - 2, extent) for d, extent in enumerate(shape)]
+    if any(dim not in dims or abs(factor) * dim[1] > _MOST for each in holding for dim, factor in each.coordinates.items()):
+        return []
+    new = Insertion(masked.location, conditions.defined)
+    changing = [any(value in own for value in each.sum_.terms) for each in holding]
+    parts = [
+        part
+        for part in ([c for c, late in zip(holding, changing, strict=True) if late == which] for which in (False, True))
+        if part
+    ]
+    for part in parts:
+        mask = _within(part, dims, new, own)
+        if part is not parts[-1]:
+            tile = new.call(elementwise.where, mask, tile, other)
+    masked.operands = [mask, tile, other]
+    return new.operations
+
+
+def _within(conditions: list[Condition], dims: list[tuple[int, int]], new: Insertion, own: set[Value]) -> Value:
+    """The mask of a tile with these dimensions: where all conditions hold."""
+    sums: list[Operand] = []
+    for each in conditions:
+        first = dict(sorted(each.sum_.terms.items(), key=lambda term: term[0] in own))  # what no turn changes
+        operations, sum_ = materialized(Affine(first, each.sum_.constant), new.location)
+        new.add(operations)
+        sums.append(sum_)
+    shape = tuple(extent for _, extent in dims)
+    factors = tuple(each.coordinates.get(dim, 0) for each in conditions for dim in dims)
+    mask = Value("within", TileType(dtypes.bool_, shape))
+    call = Constant(intrinsics.within, "tilekit__within")
+    new.add([Operation("call", [Constant(shape), Constant(factors), *sums], new.location, call, results=[mask])])
+    return mask
