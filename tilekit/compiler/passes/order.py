@@ -6,7 +6,8 @@
 In machine code the order stays much as it is. With `alpha` there early, what it multiplies need not wait until all exponentials
 are taken, but is multiplied between them.
 
-Legal always: what moves has no effects, and stays behind what it reads.
+Legal always: what moves has no effects, and stays behind what it reads. Nothing moves ahead of loops, branches, or a product,
+which is to be asked for as soon as the text does.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from __future__ import annotations
 import math
 
 from tilekit.compiler.ir.effects import effects
-from tilekit.compiler.ir.nodes import Operation, Region
+from tilekit.compiler.ir.nodes import Operation, Region, Value
+from tilekit.compiler.ir.products import accumulates
 from tilekit.compiler.ir.types import TileType
 
 __all__ = ["calculate_rows_first"]
@@ -30,10 +32,14 @@ def calculate_rows_first(kernel: Region) -> None:
             at = len(operations)
             if operation.kind in ("binary", "unary", "call") and _size(operation, _WIDE) <= _NARROW and not effects(operation):
                 read = set(operation.reads())
-                behind = next((n for n in reversed(range(at)) if not read.isdisjoint(operations[n].results)), -1) + 1
+                behind = next((n for n in reversed(range(at)) if _stays_before(operations[n], read)), -1) + 1
                 at = next((n for n in range(behind, at) if _is_wide(operations[n])), at)
             operations.insert(at, operation)
         region.operations = operations
+
+
+def _stays_before(operation: Operation, read: set[Value]) -> bool:
+    return bool(operation.regions) or accumulates(operation) or not read.isdisjoint(operation.results)
 
 
 def _is_wide(operation: Operation) -> bool:
