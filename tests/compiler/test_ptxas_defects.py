@@ -291,6 +291,7 @@ def test_the_code_of_extrema_of_negatives(kernel, target):
         ("max.s32 \t%r3, %r8, %r9;\n\tmax.s32 \t%r4, %r3, %r2;", True),
         ("mov.b32 \t%r5, %r2;\n\tmin.s32 \t%r3, %r5, %r9;\n\tmov.b32 \t%r6, %r3;\n\tmin.s32 \t%r4, %r8, %r6;", True),
         ("max.s32 \t%r3, %r4, %r2;\n\tmov.b32 \t%r4, %r3;", True),  # a loop's, of which ptxas takes two turns at once
+        ("mov.b32 \t%hh5, %r2;\n\tmax.f16x2 \t%hh6, %hh5, %hh5;", False),  # 32 bits that are two halves
         ("max.s32 \t%r3, %r2, %r9;\n\tmin.s32 \t%r4, %r3, %r8;", False),
         ("max.s32 \t%r3, %r2, %r9;\n\tadd.s32 \t%r4, %r3, %r8;", False),
         ("max.u32 \t%r3, %r2, %r9;\n\tmax.u32 \t%r4, %r3, %r8;", False),

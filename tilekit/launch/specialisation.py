@@ -25,6 +25,7 @@ from tilekit._tensor.tensor import Tensor
 from tilekit.compiler import cache
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
 from tilekit.compiler.frontend.bound import BoundKernel
+from tilekit.compiler.garbage import collector_paused
 from tilekit.compiler.grids import AXIS_LIMITS, FOLDED_SLOTS, Fold, folded_grid
 from tilekit.compiler.kernel import CompiledKernel
 from tilekit.compiler.toolkit import importing_numba
@@ -107,11 +108,12 @@ class Specialisation:
                 key = self.key(target)
                 kernel = cache.load(key) if key else None
                 if kernel is None:
-                    with importing_numba():
-                        from tilekit.compiler.build import build
                     self.compilations += 1
                     asked = (self.num_warps, target, self.occupancy)
-                    kernel = build(self.bound, self.facts, *asked, checks=self.checks, fold=self.fold)
+                    with collector_paused():
+                        with importing_numba():
+                            from tilekit.compiler.build import build
+                        kernel = build(self.bound, self.facts, *asked, checks=self.checks, fold=self.fold)
                     if key:
                         cache.save(key, kernel)
                 self._compiled[target] = kernel

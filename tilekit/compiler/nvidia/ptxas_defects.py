@@ -37,7 +37,7 @@ _EXTREMUM_32 = re.compile(r"^\t(max|min)\.s32[ \t]+(%\w+), ")
 _POSITIVE = r"and\.b16[ \t]+%\w+, %\w+, \d{1,5}"
 _SMALL = re.compile(rf"^\t(?:cvt\.[su]16\.[su]8|ld\.(?:\w+\.)*[bsu]8|shr\.[su]16[ \t]+%\w+, %\w+, [1-9]\d*;|{_POSITIVE};)")
 _LOW = re.compile(rf"^\t(?:cvt\.[su]16\.[su]8|st\.(?:\w+\.)*[bsu]8|{_POSITIVE};)")
-_COPY = re.compile(r"^\t(?:selp|mov)\.[bsu](?:16|32)[ \t]+(%\w+),")
+_COPY = re.compile(r"^\t(?:selp|mov)\.[bsu](?:16|32)[ \t]+(%rs?\d+),")  # of an integer: pairs of halves (%hh) are none
 _REGISTER = re.compile(r"%rs?\d+\b")
 
 _Lines = Mapping[str, Sequence[str]]
