@@ -11,7 +11,7 @@ from tilekit.compiler.frontend import intrinsics
 from tilekit.compiler.ir.nodes import LOOPS, Constant, Location, Operand, Operation, Region, Value, values_of
 from tilekit.compiler.ir.products import accumulates
 
-__all__ = ["consume", "products_of"]
+__all__ = ["consume", "may_be_under_way", "products_of"]
 
 
 def products_of(loop: Operation) -> int:
@@ -90,7 +90,7 @@ def _wait_once(region: Region) -> None:
     operations = region.operations
     for at in reversed(range(len(operations))):
         for n, result in enumerate(operations[at].results):
-            if not _may_be_under_way(operations[at], n):
+            if not may_be_under_way(operations[at], n):
                 continue
             readers = [where for where in range(at + 1, len(operations)) if result in _read(operations[where])]
             first = operations[readers[0]] if len(readers) > 1 else None
@@ -100,14 +100,14 @@ def _wait_once(region: Region) -> None:
             operations.insert(readers[0], wait)
 
 
-def _may_be_under_way(operation: Operation, n: int) -> bool:
+def may_be_under_way(operation: Operation, n: int) -> bool:
     """Whether it is a product that a result is, or comes to in a loop or in a branch."""
     if accumulates(operation):
         return True
     for body in operation.regions:
         ends = body.operands[n] if body.exit == "yield" else None
         for each in body.operations:
-            if isinstance(ends, Value) and ends in each.results and _may_be_under_way(each, each.results.index(ends)):
+            if isinstance(ends, Value) and ends in each.results and may_be_under_way(each, each.results.index(ends)):
                 return True
     return False
 

@@ -21,6 +21,7 @@ from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Valu
 from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.ir.types import sampling
 from tilekit.compiler.passes.conditions import Conditions, is_masked
+from tilekit.compiler.passes.consumer import may_be_under_way
 from tilekit.compiler.passes.rows import Row, rows_of
 
 __all__ = ["split_by_masks"]
@@ -96,7 +97,7 @@ class _Split:
                 loop.regions[0].replace({copy.results[0]: copy.operands[1] for copy, one in pairs if one in originals})
         at = region.operations.index(self.loop)
         region.operations[at : at + 1] = [*new.operations, *loops]
-        for operation in [one for one in region.operations[:at] if is_masked(one)]:
+        for operation in [one for one in region.operations[:at] if is_masked(one) and not _has_products_around(one, region)]:
             self.branch(operation, region)
         remark(self.loop.location, "splitting", "turns in which a mask holds for the whole tile go without it")
 
@@ -111,7 +112,7 @@ class _Split:
         if not worst:
             return
         cut = new.emit("compare", [functools.reduce(lambda a, b: new.call(max, a, b), worst), Constant(0)], ">")
-        # Products end before: none may be under way around a branch in machine code.
+        # Its product ends before: none may be under way around a branch in machine code.
         tile = new.emit("binary", [masked.operands[1], Constant(1)], "*")
         (result,), inner = masked.results, Value(masked.results[0].name, masked.results[0].type)
         masked.operands[1], masked.results = tile, [inner]
@@ -156,3 +157,12 @@ class _Split:
 def _at(turn: Operand, rows: list[Row], new: Insertion) -> list[Operand]:
     """Which tile of each row comes in a turn."""
     return [turn if row.start == Constant(0) else new.emit("binary", [row.start, turn], "+") for row in rows]
+
+
+def _has_products_around(masked: Operation, region: Region) -> bool:
+    """Whether others than the product that is masked may be under way there: nothing has read them yet."""
+    before = region.operations[: region.operations.index(masked)]
+    read = {value for operation in (*before, masked) for value in operation.reads()}
+    return any(
+        may_be_under_way(operation, n) and value not in read for operation in before for n, value in enumerate(operation.results)
+    )
