@@ -74,8 +74,9 @@ class _Module:
         match node:
             case ast.Call(func=ast.Name(id=name), args=[value, *_]) if name in _ERRORS:
                 yield value, _ERRORS[name]
-            case ast.Call(func=ast.Name(id="remark"), args=[_, _, value], keywords=[ast.keyword(arg="done")]):
-                yield value, HOLE
+            case ast.Call(func=ast.Name(id="remark"), args=[_, _, value], keywords=[ast.keyword(arg="done", value=done)]):
+                if ast.unparse(done) != "None":  # of what a pass saw there is no reason
+                    yield value, HOLE
             case ast.Call(
                 func=ast.Attribute(value=ast.Attribute(attr="notes"), attr="append"), args=[ast.Tuple(elts=[_, _, value])]
             ):

@@ -149,7 +149,7 @@ class Explanation:
         blocks_per_multiprocessor: how many blocks have room on one, and `limited_by` what limits them.
         occupancy: the share of the warps that a multiprocessor can hold which these blocks are, from 0 to 1.
         serialised: why ptxas runs the products of warpgroups one after the other, in its words; empty if it does not.
-        remarks: what passes made of loops that multiply, and what not, with the reason.
+        remarks: what passes made of loops that multiply, what not, with the reason, and what they saw.
         ir: the kernel as the compiler sees it behind its passes (helpers inlined, loads in loops as streams...), as text with the
             type of each value and its line; not in the table.
     """
