@@ -147,6 +147,22 @@ def test_there_is_no_branch_around_a_product_that_is_under_way():
     assert " = if " not in text
 
 
+def of_bools(o: tk.Out, x: tk.In, least: int):
+    """A tile of bool is masked ahead of the loop."""
+    tile, acc = tk.load(x, (tk.bid(0), 0), (64, 64)), tk.zeros((64, 64), tk.float32)
+    large = tk.where(tk.arange(64)[None, :] < least, tile > 0.5, False)
+    for j in range(tk.cdiv(x.shape[0], 64)):
+        s = tk.mma(tile, tk.load(x, (j, 0), (64, 64)).transpose(), tk.zeros((64, 64), tk.float32))
+        acc += tk.where(tk.arange(64)[None, :] + 64 * j < least, s, 0.0)
+    o.store(tk.where(large, acc, -acc))
+
+
+def test_tiles_of_bool_stay_in_their_place():
+    text = text_of(tk.kernel(of_bools), 1)
+    assert text.count("= stream ") == 2
+    assert " = if " not in text
+
+
 def of_one(o: tk.Out, x: tk.In, least: int):
     tile, acc, m = tk.load(x, (tk.bid(0), 0), (64, 64)), tk.zeros((64, 64), tk.float32), tk.full((64, 1), -1e30, tk.float32)
     for j in range(tk.cdiv(x.shape[0], 64)):

@@ -179,16 +179,11 @@ def _gathered(masked: Operation, conditions: Conditions, reads: Counter[Value], 
     if any(dim not in dims or abs(factor) * dim[1] > _MOST for each in holding for dim, factor in each.coordinates.items()):
         return []
     new = Insertion(masked.location, conditions.defined)
-    changing = [any(value in own for value in each.sum_.terms) for each in holding]
-    parts = [
-        part
-        for part in ([c for c, late in zip(holding, changing, strict=True) if late == which] for which in (False, True))
-        if part
-    ]
-    for part in parts:
-        mask = _within(part, dims, new, own)
-        if part is not parts[-1]:
-            tile = new.call(elementwise.where, mask, tile, other)
+    late = [each for each in holding if any(value in own for value in each.sum_.terms)]
+    early = [each for each in holding if each not in late]
+    if early and late:
+        tile = new.call(elementwise.where, _within(early, dims, new, own), tile, other)
+    mask = _within(late or early, dims, new, own)
     masked.operands = [mask, tile, other]
     return new.operations
 

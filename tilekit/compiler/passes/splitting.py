@@ -15,6 +15,7 @@ import functools
 from itertools import pairwise
 from typing import NamedTuple
 
+from tilekit import dtypes
 from tilekit.compiler.ir.affine import Affine, affine, materialized
 from tilekit.compiler.ir.insertion import Insertion
 from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, copied, definitions
@@ -109,12 +110,13 @@ class _Split:
             operations, operand = materialized(condition.worst, masked.location)
             new.add(operations)
             worst.append(operand)
-        if not worst:
+        (result,) = masked.results
+        if not worst or result.type.dtype == dtypes.bool_:  # type: ignore[union-attr]
             return
         cut = new.emit("compare", [functools.reduce(lambda a, b: new.call(max, a, b), worst), Constant(0)], ">")
         # Its product ends before: none may be under way around a branch in machine code.
         tile = new.emit("binary", [masked.operands[1], Constant(1)], "*")
-        (result,), inner = masked.results, Value(masked.results[0].name, masked.results[0].type)
+        inner = Value(result.name, result.type)
         masked.operands[1], masked.results = tile, [inner]
         regions = [Region([], [masked], "yield", [inner]), Region([], [], "yield", [tile])]
         chosen = Operation("if", [cut], masked.location, results=[result], regions=regions)
