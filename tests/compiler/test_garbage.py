@@ -1,6 +1,7 @@
 """Python's collector waits while kernels compile, and goes on behind that."""
 
 import gc
+import os
 import threading
 
 import pytest
@@ -54,6 +55,18 @@ def test_threads_share_the_pause():
     assert not gc.isenabled(), "the other still compiles"
     leave.set()
     other.join()
+    assert gc.isenabled()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
+def test_it_runs_in_what_is_forked_meanwhile():
+    with collector_paused():
+        child = os.fork()
+        if not child:
+            with collector_paused():
+                paused = not gc.isenabled()
+            os._exit(0 if paused and gc.isenabled() else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert gc.isenabled()
 
 

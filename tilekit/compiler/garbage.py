@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tilekit._driver.forking import in_child
+
 __all__ = ["collector_paused"]
 
 _lock, _pauses, _ran = threading.Lock(), 0, False
@@ -28,6 +30,18 @@ def collector_paused() -> Iterator[None]:
         yield
     finally:
         with _lock:
-            _pauses -= 1
+            _pauses = max(0, _pauses - 1)  # a fork in the block has ended it
             if _ran and not _pauses:
                 gc.enable()
+
+
+def _forked() -> None:
+    """In the child of a fork no thread compiles."""
+    global _lock, _pauses
+    _lock = threading.Lock()
+    if _ran and _pauses:
+        gc.enable()
+    _pauses = 0
+
+
+in_child(_forked)

@@ -74,10 +74,10 @@ class Conditions:
         return [difference._replace(sum_=difference.sum_.plus(Affine({}, strict)))]
 
     def is_same(self, operand: Operand, other: Operand) -> bool:
-        """Whether they are the same value, such as two `float("-inf")`."""
+        """Whether they are the same value, such as two `float("-inf")`; the zeros of either sign are two."""
         first, second = self._definition(operand), self._definition(other)
-        if operand == other or first is None or second is None:
-            return operand == other
+        if first is None or second is None or operand == other:
+            return operand == other and repr(operand) == repr(other)
         forms = [(one.kind, one.what, one.operands, one.keywords) for one in (first, second)]
         return forms[0] == forms[1] and first.kind == "call" and first.what.value is float
 
