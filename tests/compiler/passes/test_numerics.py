@@ -56,6 +56,19 @@ def masked(o: tk.Out, q: tk.In, k: tk.In, n: int):
     o.store(tk.broadcast_to(total, (64, 64)))
 
 
+def masked_far_off(o: tk.Out, q: tk.In, k: tk.In, n: int):
+    """By a finite number, and for some rows in all columns of the first turns."""
+    query, total = tk.load(q, (tk.bid(0), 0), (64, 64)), tk.zeros((64, 1), tk.float32)
+    highest = tk.full((64, 1), float("-inf"), tk.float32)
+    for j in range(n):
+        s = tk.mma(query, tk.load(k, (j, 0), (64, 64)).transpose(), tk.zeros((64, 64), tk.float32))
+        s = tk.where(j * 64 + tk.arange(64)[None, :] >= 3 * tk.arange(64)[:, None], s * C, -1e30)
+        higher = tk.maximum(highest, tk.max(s, 1, keepdims=True))
+        total = total * tk.exp(highest - higher) + tk.sum(tk.exp(s - higher), 1, keepdims=True)
+        highest = higher
+    o.store(tk.broadcast_to(total, (64, 64)))
+
+
 def windowed(o: tk.Out, q: tk.In, k: tk.In, n: int):
     """The first turns and the last ones are masked."""
     query, total = tk.load(q, (tk.bid(0), 0), (64, 64)), tk.zeros((64, 1), tk.float32)
@@ -257,13 +270,19 @@ def test_what_is_left_as_it_is_written(make):
     assert "fma(" not in text
 
 
+def test_a_difference_is_taken_first_where_a_mask_is_far_off():
+    text, done = text_of(masked_far_off)
+    assert "exponential" in done
+    assert "float32[64, 64] = fma(" not in text
+
+
 def test_a_negative_factor_is_fused_alone():
     text, _ = text_of(negative)
     assert f"* {-C}" in text or f"* -{C}" in text
 
 
 AGREEING = [
-    softmax_sums, vectors, masked, windowed, from_a_turn_on, loops_in_a_row, two_sums,
+    softmax_sums, vectors, masked, masked_far_off, windowed, from_a_turn_on, loops_in_a_row, two_sums,
     exact, not_below, negative, units, from_the_least, turning,
 ]  # fmt: skip
 

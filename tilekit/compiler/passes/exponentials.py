@@ -5,7 +5,8 @@ log2(e)), flush_to_zero=True)`, where `s` is `x * c`, or `x`; and the same of `t
 that of `x`, times `c`, which is the same number: rounding does not change the order of numbers. A constant is known to be
 positive, and a parameter that was so at the launch, times a constant or not. By how much sums shrink when a maximum grows,
 `tk.exp(m - tk.maximum(m, ...))`, becomes `tk.exp2((m - ...) * log2(e), flush_to_zero=True)`. Differences may be multiplied by a
-positive constant, as in `tk.exp2((s - h) * log2(e))`.
+positive constant, as in `tk.exp2((s - h) * log2(e))`. Of scores that a mask makes `-1e30`, or another number far from 0 but -inf,
+it is the difference that is multiplied: where a whole row is masked, it is 0.
 
 Legal by the text of `tilekit.lang.exponential` for float32, where the call has no options: with `rounding_mode` or
 `flush_to_zero` it stays as it is written.
@@ -29,6 +30,7 @@ __all__ = ["fuse_exponentials"]
 # By function, the factor of its powers of two.
 _POWERS = {exponential.exp: math.log2(math.e), exponential.exp2: 1.0}
 _ONE = Constant(1.0)
+_NEAR = 1024.0  # a number that far off is rounded by less than 2^-13
 _LEAST = 2.0**-20  # see `facts.is_positive`
 _FMA, _EXP2 = Constant(calculation.fma, "fma"), Constant(exponential.exp2, "exp2")
 
@@ -72,6 +74,9 @@ class _Exponential:
         scores, highest = difference.operands
         parts = self.parts(scores)
         maxima = self.maximum_of(highest, scores)
+        if maxima is not None and self.may_be_far(scores):
+            self.of_two(difference, exponent, "of scores that a mask may take far off: by exp2")
+            return
         if maxima is None and parts.masked is None and self.maximum_of(highest, parts.tile, parts.factor) is not None:
             tile, scale = parts.tile, self.scaled(parts.factor, exponent)
         elif maxima is None:
@@ -105,11 +110,30 @@ class _Exponential:
         if growth is None or growth.keywords or difference.operands[0] not in growth.operands:
             return
         if isinstance(result.type, TileType) and result.type.dtype == dtypes.float32:
-            self.power.operands = list(difference.results)
-            if exponent != 1.0:
-                self.power.operands = [self.before(self.power, "binary", [*difference.results, Constant(exponent)], "*")]
-            self.power.what, self.power.keywords = _EXP2, {"flush_to_zero": Constant(True)}
-            remark(self.power.location, "exponential", "of how much a maximum grows: by exp2")
+            self.of_two(difference, exponent, "of how much a maximum grows: by exp2")
+
+    def of_two(self, difference: Operation, exponent: float, what: str) -> None:
+        """Make it a power of two of the difference, which is exact where both are the same."""
+        self.power.operands = list(difference.results)
+        if exponent != 1.0:
+            self.power.operands = [self.before(self.power, "binary", [*difference.results, Constant(exponent)], "*")]
+        self.power.what, self.power.keywords = _EXP2, {"flush_to_zero": Constant(True)}
+        remark(self.power.location, "exponential", what)
+
+    def may_be_far(self, scores: Operand) -> bool:
+        """Whether a mask may leave -1e30 or the like of a whole row: the rounding of a maximum so far off, times a number, would
+        be more than a power has room for."""
+        operation = self.defined.get(scores) if isinstance(scores, Value) else None
+        if operation is not None and operation.kind == "binary" and operation.what in ("*", "+", "-"):
+            return any(self.may_be_far(operand) for operand in operation.operands)
+        masked = self.maker(scores, "call", elementwise.where)
+        if masked is None or masked.keywords:
+            return False
+        _, tile, other = masked.operands
+        number = number_of(other, self.defined)
+        scalar = isinstance(other, Constant) or (isinstance(other, Value) and isinstance(other.type, ScalarType))
+        far = scalar and (number is None or (number != -math.inf and abs(number) > _NEAR))
+        return far or self.may_be_far(tile)
 
     def scaled(self, factor: Operand, exponent: float) -> Operand:
         """A factor of scores, as one of powers of two."""
