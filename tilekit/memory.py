@@ -13,6 +13,7 @@ import numpy as np
 
 from tilekit import dtypes
 from tilekit._driver.adapters import CupyAllocator, RmmAllocator, TorchAllocator
+from tilekit._driver.ledger import ADDRESSABLE
 from tilekit._driver.protocol import Allocator as Allocator
 from tilekit._runtime.device import Device
 from tilekit._tensor.shapes import as_shape
@@ -37,9 +38,6 @@ __all__ = [
 ]
 
 Where = Device | str | int | None
-
-# More bytes than any processor addresses: drivers and NumPy have errors of their own for such sizes.
-_TOO_MUCH = 1 << 57
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +144,7 @@ def pinned(shape: int | tuple[int, ...], dtype: Any = dtypes.float32, device: Wh
     extents, chosen, where = as_shape(shape), dtypes.as_dtype(dtype), Device(device)
     nbytes = math.prod(extents) * chosen.itemsize
     try:
-        array = where.driver.pinned.array(nbytes) if nbytes < _TOO_MUCH else None
+        array = where.driver.pinned.array(nbytes) if nbytes < ADDRESSABLE else None
     except MemoryError:
         array = None
     if array is None:

@@ -15,6 +15,7 @@ import pytest
 import tilekit
 from tilekit import api
 from tilekit._driver.cpu.driver import CpuDriver, discover
+from tilekit._driver.ledger import ADDRESSABLE
 from tilekit._driver.signal import SignalBoard
 from tilekit._runtime.device import Device
 from tilekit.errors import DeviceError, OutOfMemoryError
@@ -156,7 +157,7 @@ def test_a_free_waits_for_its_events(driver):
 
 def test_out_of_memory_says_how_much(driver):
     stream = driver.stream_create(0)
-    for nbytes in (1 << 60, 1 << 63):
+    for nbytes in (1 << 50, ADDRESSABLE - 1):
         with pytest.raises(OutOfMemoryError, match=f"{nbytes:,} bytes asked for") as caught:
             driver.allocate(nbytes, stream)
         assert caught.value.requested_bytes == nbytes

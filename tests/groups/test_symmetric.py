@@ -4,6 +4,7 @@ stand-in for the bindings shows it."""
 from __future__ import annotations
 
 import gc
+import math
 import multiprocessing
 import os
 import subprocess
@@ -20,7 +21,7 @@ from tilekit import api
 from tilekit._driver.windows import HostWindow, swap
 from tilekit._groups import Group, free_address
 from tilekit._groups.symmetric_memory import Symmetric, symmetric
-from tilekit.errors import DeviceError, GroupError
+from tilekit.errors import DeviceError, GroupError, OutOfMemoryError
 
 LIMIT_S = 60
 
@@ -168,6 +169,19 @@ def test_members_that_disagree(members):
         found = members(lambda group, rank, both=(first, second): symmetric(group, *both[rank]), 2)
         assert "rank 1 asks for" in str(found[0]) and "all members have the same" in str(found[0])
         assert isinstance(found[0], ValueError) and isinstance(found[1], ValueError)
+
+
+@pytest.mark.parametrize("shape", [2**47, (2**40, 2**40), 2**64], ids=["the_system", "a_word", "an_int"])
+def test_more_than_there_can_be(group, shape):
+    before = group.devices[0].driver.ledger.used
+    with pytest.raises(OutOfMemoryError, match=rf"out of memory: {4 * math.prod(np.ravel(shape).tolist()):,} bytes asked for"):
+        symmetric(group, shape)
+    assert group.devices[0].driver.ledger.used == before
+
+
+def test_joined_members_ask_for_more_than_there_can_be(members):
+    found = members(lambda group, rank: symmetric(group, 2**64), 2)
+    assert all(isinstance(error, OutOfMemoryError) for error in found)
 
 
 def test_no_room_is_an_error_for_all(members, monkeypatch):

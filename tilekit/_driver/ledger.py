@@ -7,7 +7,9 @@ import threading
 from tilekit._driver import forking
 from tilekit.errors import OutOfMemoryError
 
-__all__ = ["Ledger", "has_no_more"]
+__all__ = ["ADDRESSABLE", "Ledger", "has_no_more"]
+
+ADDRESSABLE = 1 << 57  # bytes: more than any processor addresses; drivers and NumPy have errors of their own for such sizes
 
 _lock = threading.Lock()  # of all ledgers: held for a few instructions, and taken by no finalizer
 forking.in_child(lambda: _lock._at_fork_reinit())  # type: ignore[attr-defined]  # another thread may have held it

@@ -22,7 +22,7 @@ from tilekit._driver.shadow import Shadow
 from tilekit._driver.signal import SignalBoard
 from tilekit._driver.staging import Staging
 from tilekit._driver.tensormaps import TensorMap
-from tilekit.errors import DeviceError
+from tilekit.errors import DeviceError, OutOfMemoryError
 
 if TYPE_CHECKING:  # importing it takes some milliseconds
     from tilekit._driver.windows import Exchange, Window
@@ -230,6 +230,10 @@ class Driver(Protocol):
     # memory, all in stream order
     def allocate(self, nbytes: int, stream: StreamHandle) -> Memory:
         """New memory. Raises OutOfMemoryError if there is none, or the ledger's limit forbids it."""
+        ...
+
+    def exhausted(self, nbytes: int, *, limited: bool = False) -> OutOfMemoryError:
+        """The error for an allocation that cannot be; `limited`: that it is the ledger's limit that forbids it."""
         ...
 
     def reserved_bytes(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilekit import dtypes
+from tilekit._driver.ledger import ADDRESSABLE
 from tilekit._driver.protocol import Memory
 from tilekit._groups.group import Group
 from tilekit._runtime.hazards import AccessHistory
@@ -37,6 +38,7 @@ def symmetric(group: Group, shape: int | tuple[int, ...], dtype: Any = dtypes.fl
         GroupError: the group is closed or broken, or a member did not come in time.
         DeviceError: the devices cannot use each other's memory, or are in several machines.
         OutOfMemoryError: there is not enough.
+        OSError: processes with CPU devices have no room for the file.
     """
     if not isinstance(group, Group):
         raise TypeError(f"symmetric: group is a tk.Group, not {group!r}")
@@ -71,6 +73,8 @@ class Symmetric:
         self.group, self.shape, self.dtype = group, shape, dtype
         nbytes = math.prod(shape) * dtype.itemsize
         drivers = [device.driver for device in group.devices]
+        if group.size * nbytes >= ADDRESSABLE:
+            raise drivers[0].exhausted(nbytes)
         window = drivers[0].window(drivers, group.ranks, group.size, nbytes, exchange)
         self._stride = window.stride // dtype.itemsize
         self._storages = {

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from tilekit._driver.ledger import ADDRESSABLE
 from tilekit._driver.protocol import Allocator, Driver, Memory, StreamHandle
 from tilekit._runtime.storage import Garbage, Kept, Storage
 from tilekit.errors import OutOfMemoryError
@@ -209,6 +210,8 @@ class StreamOrderedMemory:
             OutOfMemoryError: there is none all the same.
         """
         driver = self.driver
+        if nbytes >= ADDRESSABLE:
+            raise driver.exhausted(nbytes)
         try:
             return driver.allocate(nbytes, stream.handle)
         except OutOfMemoryError as error:

@@ -27,7 +27,7 @@ from tilekit._driver.protocol import Allocator, Lent, Memory
 from tilekit._driver.shadow import Shadow
 from tilekit._driver.signal import SignalBoard
 from tilekit._driver.tensormaps import TensorMap
-from tilekit.errors import DeviceError, TilekitError
+from tilekit.errors import DeviceError, OutOfMemoryError, TilekitError
 
 if TYPE_CHECKING:
     from tilekit._driver.windows import Exchange, HostWindow
@@ -236,22 +236,24 @@ class CpuDriver:
     # memory
     def allocate(self, nbytes: int, stream: CpuStream) -> Memory:
         if not self.ledger.take(nbytes):
-            raise self.ledger.exhausted(self.name, nbytes, self.memory_info(), self.reserved_bytes(), limited=True)
+            raise self.exhausted(nbytes, limited=True)
         try:
             if self.allocator is not None:
                 return self._lent(self.allocator, nbytes, stream)
             raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
         except BaseException as error:
             self.ledger.cancel(nbytes)
-            if not has_no_more(error) and not isinstance(error, ValueError):  # which NumPy says past 2^63
+            if not has_no_more(error):
                 raise
-            memory = self.memory_info()
-            raise self.ledger.exhausted(self.name, nbytes, memory, self.reserved_bytes(), limited=False) from error
+            raise self.exhausted(nbytes) from error
         skip = -raw.__array_interface__["data"][0] % _ALIGNMENT
         buffer = raw[skip : skip + nbytes]
         if self.stepper is not None:
             buffer[:] = _POISON
         return Memory(buffer.__array_interface__["data"][0], nbytes, buffer, Shadow(nbytes))
+
+    def exhausted(self, nbytes: int, *, limited: bool = False) -> OutOfMemoryError:
+        return self.ledger.exhausted(self.name, nbytes, self.memory_info(), self.reserved_bytes(), limited=limited)
 
     def _lent(self, lender: Allocator, nbytes: int, stream: CpuStream) -> Memory:
         address = int(lender.allocate(nbytes, stream.number))
@@ -278,7 +280,10 @@ class CpuDriver:
     ) -> HostWindow:
         from tilekit._driver.windows import HostWindow  # importing it takes some milliseconds
 
-        return HostWindow(ranks[0], size, nbytes, exchange)
+        try:
+            return HostWindow(ranks[0], size, nbytes, exchange)
+        except MemoryError as error:
+            raise self.exhausted(nbytes) from error
 
     def copy_from_host(self, memory: Memory, offset: int, source: np.ndarray[Any, Any], stream: CpuStream) -> None:
         target = _bytes(memory, offset, source.nbytes)

@@ -15,7 +15,7 @@ from tilekit._driver.cuda.streams import CudaStreams
 from tilekit._driver.ledger import Ledger
 from tilekit._driver.pinned import PinnedPool, PlainPool
 from tilekit._driver.protocol import Allocator, Lent, Memory
-from tilekit.errors import DeviceError
+from tilekit.errors import OutOfMemoryError
 
 if TYPE_CHECKING:
     from tilekit._driver.cuda.windows import CudaWindow
@@ -76,8 +76,7 @@ class CudaMemory(CudaStreams):
             raise failure(self._cu, result[0])
         return Memory(int(result[1]), nbytes)
 
-    def exhausted(self, nbytes: int, *, limited: bool = False) -> DeviceError:
-        """The error for an allocation that cannot be."""
+    def exhausted(self, nbytes: int, *, limited: bool = False) -> OutOfMemoryError:
         who = f"cuda:{self.ordinal} ({self.name})"
         return self.ledger.exhausted(
             who, nbytes, self.memory_info(), self.reserved_bytes(), limited=limited, code="CUDA_ERROR_OUT_OF_MEMORY"
