@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
 import numpy as np
@@ -67,6 +68,57 @@ def masked_far_off(o: tk.Out, q: tk.In, k: tk.In, n: int):
         total = total * tk.exp(highest - higher) + tk.sum(tk.exp(s - higher), 1, keepdims=True)
         highest = higher
     o.store(tk.broadcast_to(total, (64, 64)))
+
+
+def masked_from_the_least(o: tk.Out, q: tk.In, k: tk.In, n: int):
+    """For some rows all columns of the first turns are hidden, and the maximum stays what it begins with."""
+    query, total = tk.load(q, (tk.bid(0), 0), (64, 64)), tk.zeros((64, 1), tk.float32)
+    highest = tk.full((64, 1), -3.4028235e38, tk.float32)
+    for j in range(n):
+        s = tk.mma(query, tk.load(k, (j, 0), (64, 64)).transpose(), tk.zeros((64, 64), tk.float32)) * C
+        s = tk.where(j * 64 + tk.arange(64)[None, :] >= 3 * tk.arange(64)[:, None], s, float("-inf"))
+        higher = tk.maximum(highest, tk.max(s, 1, keepdims=True))
+        total = total * tk.exp(highest - higher) + tk.sum(tk.exp(s - higher), 1, keepdims=True)
+        highest = higher
+    o.store(tk.broadcast_to(total, (64, 64)))
+
+
+def loaded_masks(o: tk.Out, q: tk.In, k: tk.In, masks: tk.In, n: int):
+    """A tensor of masks is added to the scores, as other libraries have it."""
+    query, total = tk.load(q, (tk.bid(0), 0), (64, 64)), tk.zeros((64, 1), tk.float32)
+    highest = tk.full((64, 1), float("-inf"), tk.float32)
+    for j in range(n):
+        s = tk.mma(query, tk.load(k, (j, 0), (64, 64)).transpose(), tk.zeros((64, 64), tk.float32)) * C
+        s = s + tk.load(masks, (tk.bid(0), j), (64, 64))
+        higher = tk.maximum(highest, tk.max(s, 1, keepdims=True))
+        total = total * tk.exp(highest - higher) + tk.sum(tk.exp(s - higher), 1, keepdims=True)
+        highest = higher
+    o.store(tk.broadcast_to(total, (64, 64)))
+
+
+def masks_to_begin_with(o: tk.Out, q: tk.In, k: tk.In, masks: tk.In, n: int):
+    """The same, with a tensor that products are added to, and columns that are hidden in all rows."""
+    query, total = tk.load(q, (tk.bid(0), 0), (64, 64)), tk.zeros((64, 1), tk.float32)
+    highest = tk.full((64, 1), float("-inf"), tk.float32)
+    for key, mask in tk.pipelined(k.tiles((64, 64))[0:n, 0], masks.tiles((64, 64))[tk.bid(0), 0:n], stages=2):
+        s = tk.mma(query, key.transpose(), mask)
+        higher = tk.maximum(highest, tk.max(s, 1, keepdims=True))
+        total = total * tk.exp(highest - higher) + tk.sum(tk.exp(s - higher), 1, keepdims=True)
+        highest = higher
+    o.store(tk.broadcast_to(total, (64, 64)))
+
+
+def softmax_of_what_is_loaded(o: tk.Out, q: tk.In, k: tk.In, masks: tk.In, n: int):
+    s = tk.load(masks, (tk.bid(0), 0), (64, 64)) * 0.5
+    e = tk.exp(s - tk.max(s, 1, keepdims=True))
+    o.store(e / tk.sum(e, 1, keepdims=True))
+
+
+def scales_that_are_loaded(o: tk.Out, q: tk.In, k: tk.In, masks: tk.In, n: int):
+    s = tk.mma(tk.load(q, (tk.bid(0), 0), (64, 64)), tk.load(k, (0, 0), (64, 64)).transpose(), tk.zeros((64, 64), tk.float32))
+    s = s * tk.load(masks, (tk.bid(0), 0), (64, 1))
+    e = tk.exp(s - tk.max(s, 1, keepdims=True))
+    o.store(e / tk.sum(e, 1, keepdims=True))
 
 
 def windowed(o: tk.Out, q: tk.In, k: tk.In, n: int):
@@ -159,8 +211,9 @@ def negative(o: tk.Out, q: tk.In, k: tk.In, n: int):
 
 def text_of(make):
     o, q = api.meta((128, 64)).partition((64, 64)), api.meta((512, 64), tk.float16)
+    masks = [api.meta((128, 512))] * ("masks" in inspect.signature(make).parameters)
     with collected() as remarks:
-        kernel = ir_of(tk.kernel(make)(o, q, q, 3), *PASSES)
+        kernel = ir_of(tk.kernel(make)(o, q, q, *masks, 3), *PASSES)
     lines = (line.partition("  #")[0].rstrip() for line in printed(kernel).splitlines())
     return "\n".join(lines), {remark.transformation for remark in remarks if remark.done}
 
@@ -227,7 +280,8 @@ def test_a_maximum_that_is_stored_is_carried_twice():
 def test_a_first_maximum_without_room_for_the_factor_is_carried_alone():
     text, done = text_of(from_the_least)
     assert "exponential" in done
-    assert text.count("maximum(") == 1
+    assert text.count("tk.maximum(") == 1
+    assert f", {-(2.0**126)})" in text, "it is given room"
 
 
 def test_a_factor_of_unknown_sign_leaves_the_maximum_as_it_is():
@@ -276,6 +330,37 @@ def test_a_difference_is_taken_first_where_a_mask_is_far_off():
     assert "float32[64, 64] = fma(" not in text
 
 
+@pytest.mark.parametrize("make", [loaded_masks, masks_to_begin_with, softmax_of_what_is_loaded])
+def test_a_difference_is_taken_first_of_what_is_loaded(make):
+    text, done = text_of(make)
+    assert "exponential" in done
+    assert "float32[64, 64] = fma(" not in text
+
+
+def test_scales_that_are_loaded_are_no_masks():
+    assert "float32[64, 64] = fma(" in text_of(scales_that_are_loaded)[0]
+
+
+@pytest.mark.parametrize("make", [loaded_masks, masks_to_begin_with, softmax_of_what_is_loaded])
+@pytest.mark.parametrize("low", [-1e9, -1e30, float(np.finfo(np.float32).min)])
+def test_whole_rows_are_masked_by_what_is_loaded(make, low, cpu):
+    """All their weights are the same then."""
+    rng = np.random.default_rng(1)
+    q, k = (rng.standard_normal((rows, 64)).astype(np.float16) for rows in (128, 192))
+    masks = np.where(np.arange(192) > 2 * np.arange(128)[:, None] - 100, low, 0).astype(np.float32)
+    tensors = [api.from_host(array).sync() for array in (q, k, masks)]
+
+    def result():
+        o = api.full((128, 64), -1.0).sync()
+        tk.kernel(make)(o.partition((64, 64)), *tensors, 3).sync()
+        return o.to_host().sync()
+
+    expected = result()
+    assert np.isfinite(expected).all()
+    with through_ir.rewritten():
+        np.testing.assert_allclose(result(), expected, rtol=3e-6)
+
+
 def test_a_negative_factor_is_fused_alone():
     text, _ = text_of(negative)
     assert f"* {-C}" in text or f"* -{C}" in text
@@ -283,7 +368,7 @@ def test_a_negative_factor_is_fused_alone():
 
 AGREEING = [
     softmax_sums, vectors, masked, masked_far_off, windowed, from_a_turn_on, loops_in_a_row, two_sums,
-    exact, not_below, negative, units, from_the_least, turning,
+    exact, not_below, negative, units, from_the_least, masked_from_the_least, turning,
 ]  # fmt: skip
 
 

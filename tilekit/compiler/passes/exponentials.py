@@ -5,8 +5,11 @@ log2(e)), flush_to_zero=True)`, where `s` is `x * c`, or `x`; and the same of `t
 that of `x`, times `c`, which is the same number: rounding does not change the order of numbers. A constant is known to be
 positive, and a parameter that was so at the launch, times a constant or not. By how much sums shrink when a maximum grows,
 `tk.exp(m - tk.maximum(m, ...))`, becomes `tk.exp2((m - ...) * log2(e), flush_to_zero=True)`. Differences may be multiplied by a
-positive constant, as in `tk.exp2((s - h) * log2(e))`. Of scores that a mask makes `-1e30`, or another number far from 0 but -inf,
-it is the difference that is multiplied: where a whole row is masked, it is 0.
+positive constant, as in `tk.exp2((s - h) * log2(e))`.
+
+Scores may be far from 0 because a mask makes them `-1e30`, or because they are loaded, or something loaded is added to them: a
+mask of such numbers. Of these it is the difference that is multiplied: where a whole row is masked, it is 0. Else a maximum would
+be rounded by more than a power has room for.
 
 Legal by the text of `tilekit.lang.exponential` for float32, where the call has no options: with `rounding_mode` or
 `flush_to_zero` it stays as it is written.
@@ -15,15 +18,19 @@ Legal by the text of `tilekit.lang.exponential` for float32, where the call has 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from tilekit import dtypes
 from tilekit.compiler.ir.constants import number_of
+from tilekit.compiler.ir.elementwise import is_elementwise
 from tilekit.compiler.ir.inference import infer
 from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions
+from tilekit.compiler.ir.products import product_of
 from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.ir.types import ScalarType, TileType, sampling
-from tilekit.lang import calculation, elementwise, exponential, reduction
+from tilekit.compiler.passes.factors import is_view
+from tilekit.lang import calculation, create, elementwise, exponential, indexed, memory, reduction
 
 __all__ = ["fuse_exponentials"]
 
@@ -31,17 +38,26 @@ __all__ = ["fuse_exponentials"]
 _POWERS = {exponential.exp: math.log2(math.e), exponential.exp2: 1.0}
 _ONE = Constant(1.0)
 _NEAR = 1024.0  # a number that far off is rounded by less than 2^-13
+_ROOM = 2.0**126  # of a number that much is left for a factor
 _LEAST = 2.0**-20  # see `facts.is_positive`
+_LOADS = [Constant(memory.load), Constant(memory.load_tile_like), Constant(indexed.gather), "load"]
 _FMA, _EXP2 = Constant(calculation.fma, "fma"), Constant(exponential.exp2, "exp2")
 
 
 def fuse_exponentials(kernel: Region) -> None:
     """Rewrite such exponentials of a kernel."""
+    defined = definitions(kernel)
+    # Of what turns hand on a type says what it begins with.
+    positive = {p for p in kernel.parameters if isinstance(p.type, ScalarType) and p.type.positive}
+    streams = [(loop.regions[0].parameters, len(loop.results)) for loop in kernel.walk() if loop.kind == "stream"]
+    streamed = {tile for parameters, carried in streams for tile in parameters[: len(parameters) - carried]}
+    numbers = [number_of(operation.operands[1], defined) for operation in kernel.walk() if _fills(operation)]
+    lowest = any(number is not None and -math.inf < number < -_ROOM for number in numbers)
     with sampling():
         for region in kernel.regions():
             for operation in list(region.operations):
                 if operation.kind == "call" and operation.what.value in _POWERS and not operation.keywords:
-                    _Exponential(operation, region, kernel).fuse()
+                    _Exponential(operation, region, defined, positive, streamed, lowest).fuse()
 
 
 class _Scores(NamedTuple):
@@ -58,11 +74,24 @@ class _Scores(NamedTuple):
     masked: tuple[Operand, Operand] | None = None
 
 
+@dataclass
 class _Exponential:
-    def __init__(self, power: Operation, region: Region, kernel: Region) -> None:
-        self.power, self.region, self.defined = power, region, definitions(kernel)
-        # Of what turns hand on a type says what it begins with.
-        self.positive = {p for p in kernel.parameters if isinstance(p.type, ScalarType) and p.type.positive}
+    """One of them.
+
+    Attributes:
+        power, region: the call, and where it stands.
+        defined: what makes each value of the kernel.
+        positive: numbers that are.
+        streamed: the tiles that streams bring.
+        lowest: whether maxima may begin with a number that has no room for a factor: rows whose scores are all -inf keep it.
+    """
+
+    power: Operation
+    region: Region
+    defined: dict[Value, Operation]
+    positive: set[Value]
+    streamed: set[Value]
+    lowest: bool
 
     def fuse(self) -> None:
         difference, exponent = self.difference()
@@ -75,7 +104,7 @@ class _Exponential:
         parts = self.parts(scores)
         maxima = self.maximum_of(highest, scores)
         if maxima is not None and self.may_be_far(scores):
-            self.of_two(difference, exponent, "of scores that a mask may take far off: by exp2")
+            self.of_two(difference, exponent, "of scores that may be far from 0: by exp2")
             return
         if maxima is None and parts.masked is None and self.maximum_of(highest, parts.tile, parts.factor) is not None:
             tile, scale = parts.tile, self.scaled(parts.factor, exponent)
@@ -88,6 +117,8 @@ class _Exponential:
             tile, scale = parts.tile, self.scaled(parts.factor, exponent)
         else:
             tile, scale = scores, Constant(exponent)
+        if self.lowest and exponent != 1.0:
+            highest = self.before(self.power, "call", [highest, Constant(-_ROOM)], Constant(elementwise.maximum, "maximum"))
         shift = highest if exponent == 1.0 else self.before(self.power, "binary", [highest, Constant(exponent)], "*")
         shift = self.before(self.power, "unary", [shift], "-")
         self.power.operands = [self.before(self.power, "call", [tile, scale, shift], _FMA)]
@@ -121,19 +152,30 @@ class _Exponential:
         remark(self.power.location, "exponential", what)
 
     def may_be_far(self, scores: Operand) -> bool:
-        """Whether a mask may leave -1e30 or the like of a whole row: the rounding of a maximum so far off, times a number, would
-        be more than a power has room for."""
+        """Whether a mask may leave -1e30 or the like of a whole row."""
+        if scores in self.streamed:
+            return True
         operation = self.defined.get(scores) if isinstance(scores, Value) else None
-        if operation is not None and operation.kind == "binary" and operation.what in ("*", "+", "-"):
-            return any(self.may_be_far(operand) for operand in operation.operands)
-        masked = self.maker(scores, "call", elementwise.where)
-        if masked is None or masked.keywords:
+        if operation is None or not isinstance(operation.results[0].type, TileType):
             return False
-        _, tile, other = masked.operands
+        if operation.kind in ("call", "method") and operation.what in _LOADS:
+            return True
+        if (product := product_of(operation)) is not None:
+            return product.total is not None and self.may_be_far(product.total)
+        if operation.kind == "call" and operation.what.value is elementwise.where:
+            _, tile, other = operation.operands
+            return self.is_far(other) or self.may_be_far(tile) or self.may_be_far(other)
+        if is_elementwise(operation) or is_view(operation) or operation.kind in ("item", "method"):
+            tiles = [one for one in operation.operands if isinstance(one, Value) and isinstance(one.type, TileType)]
+            several = all if operation.what == "*" else any  # what is multiplied by scales is no mask
+            return several(map(self.may_be_far, tiles))
+        return False
+
+    def is_far(self, other: Operand) -> bool:
+        """Whether it is a number, and none that is known to be -inf or near 0."""
         number = number_of(other, self.defined)
         scalar = isinstance(other, Constant) or (isinstance(other, Value) and isinstance(other.type, ScalarType))
-        far = scalar and (number is None or (number != -math.inf and abs(number) > _NEAR))
-        return far or self.may_be_far(tile)
+        return scalar and (number is None or (number != -math.inf and abs(number) > _NEAR))
 
     def scaled(self, factor: Operand, exponent: float) -> Operand:
         """A factor of scores, as one of powers of two."""
@@ -223,6 +265,11 @@ class _Exponential:
         self.region.operations.insert(self.region.operations.index(following), operation)
         self.defined[operation.results[0]] = operation
         return operation.results[0]
+
+
+def _fills(operation: Operation) -> bool:
+    """Whether it makes a tile of one number."""
+    return operation.kind == "call" and operation.what.value is create.full and len(operation.operands) > 1
 
 
 def _is_large(value: Value) -> bool:
