@@ -468,7 +468,7 @@ def specialised_at_run_time(y, x, n):
 
 
 def unknown_option(y, x):
-    for t in tk.pipelined(x.tiles(8), d=3):  #: pipelined: there is no option d; there are stages, warp_specialize and rotate
+    for t in tk.pipelined(x.tiles(8), d=3):  #: pipelined: there is no option d; there are stages, warp_specialize, rotate and
         y.store(tk.sum(t))
 
 

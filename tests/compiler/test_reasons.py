@@ -467,25 +467,49 @@ ROTATIONS = [
 
 
 @functools.cache
-def rotated(make, how):
-    """The remarks of a kernel about rotation, and how many products its loops over streams have, each where it is written."""
+def of_transformation(transformation, make, how):
+    """The remarks of a kernel about it, and how many products its loops over streams have, each where it is written."""
     o, q = meta(128, 64).partition((64, 64)), meta(256, 128 if make is chained else 64, dtype=tk.float16)
     with collected() as remarks:
         kernel = ir_of(tk.kernel(make)(o, q, q, q, 3, how), *PASSES)
     count = sum(map(is_product, kernel.walk()))
-    return {(remark.done, remark.text) for remark in remarks if remark.transformation == "rotation"}, count
+    return {(remark.done, remark.text) for remark in remarks if remark.transformation == transformation}, count
 
 
 @parametrized(ROTATIONS)
 def test_why_a_loop_is_not_rotated(row):
     """Rotated, a loop is three, of which the first and the second have its first products, the second and the third its last."""
-    against, _ = rotated(row.kernel, **row.against)
+    against, _ = of_transformation("rotation", row.kernel, **row.against)
     assert against == {(False, row.reason)}
-    without, count = rotated(row.kernel, **row.without)
+    without, count = of_transformation("rotation", row.kernel, **row.without)
     assert [done for done, _ in without] == [True]
     assert count == (6 if row.kernel is chained else 4)
     whole = {attending: "told", looked_up: "squares"}.get(row.kernel, "all")
-    assert row.kernel is chained or rotated(row.kernel, whole)[1] == 2
+    assert row.kernel is chained or of_transformation("rotation", row.kernel, whole)[1] == 2
+
+
+# ------------------------------------------------------------------------------------------------------ why a loop is not split
+
+
+def masking(o: tk.Out, q: tk.In, k: tk.In, v: tk.In, n: int, how: tk.Const):
+    query, acc, j = tk.load(q, (tk.bid(0), 0), (64, 64)), tk.zeros((64, 64), tk.float32), 0
+    for key in tk.pipelined(k.tiles((64, 64))[:, 0], split=False if how == "told" else None):
+        s = tk.mma(query, key.transpose(), tk.zeros((64, 64), tk.float32))
+        acc += tk.where(tk.arange(64)[None, :] + 64 * j < n, s, 0.0)
+        j += 1
+    o.store(acc)
+
+
+SPLITS = ways(masking, ("told", "split=False"))
+
+
+@parametrized(SPLITS)
+def test_why_a_loop_is_not_split(row):
+    """Split, it is two: with the mask, and without it."""
+    assert of_transformation("splitting", row.kernel, **row.against) == ({(False, row.reason)}, 1)
+    without, count = of_transformation("splitting", row.kernel, **row.without)
+    assert [done for done, _ in without] == [True]
+    assert count == 2
 
 
 # ----------------------------------------------------------------------------------------- why a product is not by an instruction
@@ -830,7 +854,7 @@ def test_a_loop_is_not_rotated_where_ptxas_serialises_its_products(monkeypatch):
 # ------------------------------------------------------------------------------------------------------------------ all of them
 
 HERE = {
-    *(row.reason for row in (*RINGS, *ROTATIONS, *PRODUCTS, *BY_WARPS, *ABREAST, *AHEAD)),
+    *(row.reason for row in (*RINGS, *ROTATIONS, *SPLITS, *PRODUCTS, *BY_WARPS, *ABREAST, *AHEAD)),
     *GIVEN_UP,
     *NEVER_SHOWN,
     "there are no registers left for it",

@@ -19,6 +19,7 @@ __all__ = [
     "NO_STREAMS",
     "PLACE",
     "check_rotate",
+    "check_split",
     "check_stages",
     "check_streams",
     "check_warp_specialize",
@@ -49,6 +50,11 @@ def check_rotate(wanted: Any, what: str) -> bool | None:
     return _choice("rotate", wanted, what)
 
 
+def check_split(wanted: Any, what: str) -> bool | None:
+    """`split`, if it is one of its values."""
+    return _choice("split", wanted, what)
+
+
 def _choice(name: str, wanted: Any, what: str) -> bool | None:
     if wanted is None or isinstance(wanted, bool):
         return wanted
@@ -76,7 +82,11 @@ def unequal(counts: Any) -> str:
 
 @tile_op("pipelined")
 def pipelined(
-    *streams: Any, stages: int | None = None, warp_specialize: bool | None = None, rotate: bool | None = None
+    *streams: Any,
+    stages: int | None = None,
+    warp_specialize: bool | None = None,
+    rotate: bool | None = None,
+    split: bool | None = None,
 ) -> Iterator[Any]:
     """Tiles of one or several tensors, one after the other, loaded ahead: `for ta, tb in tk.pipelined(...):`.
 
@@ -89,6 +99,8 @@ def pipelined(
         rotate: False keeps products in their turns. By default, where a turn has two products, the second made of the first, as
             in attention, the first one is asked for a turn ahead, if products need not be waited for at once (from compute
             capability 9.0 on). A constant.
+        split: False keeps all turns in one loop. By default, turns in which a mask (`tk.where`) holds for the whole of a large
+            tile are a loop of their own, without it. A constant.
 
     In each turn there is a tile of each stream; with one stream it is the tile itself, with several a tuple.
 
@@ -117,6 +129,7 @@ def pipelined(
     check_stages(stages, "pipelined")
     check_warp_specialize(warp_specialize, "pipelined")
     check_rotate(rotate, "pipelined")
+    check_split(split, "pipelined")
     check_streams(streams)
     counts = [len(stream) for stream in streams]
     if len(set(counts)) > 1:

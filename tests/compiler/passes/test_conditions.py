@@ -58,7 +58,51 @@ def narrow_numbers(s, a, b, c):
     return tk.where(columns > -100, s, 0.0)
 
 
-MASKS = [nested, together, different_values, factors, a_row_alone, zeros_of_either_sign, read_twice, narrow_numbers]
+def inverse(s, a, b, c):
+    rows, columns = tk.arange(64)[:, None], tk.arange(64)[None, :] + b
+    hidden = (columns > rows + a) | (columns >= c)
+    return tk.where(~hidden, tk.where(~(columns < rows - 30), s, 0.0), 0.0)
+
+
+def hidden_first(s, a, b, c):
+    """The number stands where the tile is left out."""
+    rows, columns = tk.arange(64)[:, None], tk.arange(64)[None, :] + b
+    return tk.where((columns > rows + a) | (columns >= c), float("-inf"), s)
+
+
+def distances(s, a, b, c):
+    between = tk.arange(64)[:, None] + a - b - tk.arange(64)[None, :]
+    return tk.where((tk.abs(between) <= 20) & ~(abs(-between) >= 18), s, 0.0)
+
+
+def far_apart(s, a, b, c):
+    """Either of two: no condition."""
+    return tk.where(tk.abs(tk.arange(64)[:, None] - tk.arange(64)[None, :] - b) > 20, s, 0.0)
+
+
+def vectors(s, a, b, c):
+    """What is told of rows and columns alone becomes a mask of the tile."""
+    rows, columns = tk.arange(64, start=a, step=2) < c, tk.arange(64) + b < 40
+    return tk.where(rows[:, None] & columns.reshape((1, 64)), s, 0.0)
+
+
+def in_other_words(s, a, b, c):
+    rows, columns = tk.broadcast_to(tk.expand_dims(tk.arange(64) + a, 1), (64, 64)), (tk.arange(64) + b).astype(tk.int64)
+    seen = tk.logical_and(
+        tk.less_equal(columns.reshape((1, 64)), rows), tk.logical_not(tk.greater(rows, tk.arange(64)[None, :] * 3 + b))
+    )
+    return tk.where(seen, s, 0.0)
+
+
+def multiples_of_numbers(s, a, b, c):
+    """They may wrap: no conditions."""
+    return tk.where((tk.arange(64) + a)[:, None] * 3 <= tk.arange(64)[None, :], s, 0.0)
+
+
+MASKS = [
+    nested, together, different_values, factors, a_row_alone, zeros_of_either_sign, read_twice, narrow_numbers, inverse,
+    hidden_first, distances, far_apart, vectors, in_other_words, multiples_of_numbers,
+]  # fmt: skip
 
 
 def masking(mask):
@@ -102,7 +146,8 @@ def text_of(kernel, *numbers):
     [
         ("nested", 3), ("together", 3), ("different_values", 1), ("factors", 2), ("a_row_alone", 2), ("read_twice", 1),
         ("zeros_of_either_sign", 1),
-        ("narrow_numbers", 0),
+        ("narrow_numbers", 0), ("inverse", 3), ("hidden_first", 2), ("distances", 4), ("far_apart", 0), ("vectors", 2),
+        ("in_other_words", 2), ("multiples_of_numbers", 0),
     ],
 )  # fmt: skip
 def test_masks_of_one_tile_are_one(name, conditions):

@@ -16,11 +16,16 @@ from tilekit.compiler.frontend.folding import MISSING, value_of
 from tilekit.compiler.frontend.source import KernelSource
 from tilekit.errors import CompileError
 from tilekit.lang import pipelines
-from tilekit.lang.pipelines import check_rotate, check_stages, check_warp_specialize
+from tilekit.lang.pipelines import check_rotate, check_split, check_stages, check_warp_specialize
 
 __all__ = ["check_call", "pipelined_loops", "plain"]
 
-_OPTIONS = {"stages": check_stages, "warp_specialize": check_warp_specialize, "rotate": check_rotate}
+_OPTIONS = {
+    "stages": check_stages,
+    "warp_specialize": check_warp_specialize,
+    "rotate": check_rotate,
+    "split": check_split,
+}
 
 
 def check_call(source: KernelSource, call: ast.Call, *, looped: bool) -> None:

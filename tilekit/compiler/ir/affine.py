@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from tilekit.compiler.frontend import intrinsics
 from tilekit.compiler.ir.nodes import Constant, Location, Operand, Operation, Value
+from tilekit.compiler.ir.symbols import INVERSE
 from tilekit.compiler.ir.types import ScalarType
 
 __all__ = ["Affine", "Condition", "affine", "condition_of", "materialized"]
@@ -87,9 +88,6 @@ def materialized(sum_: Affine, location: Location) -> tuple[list[Operation], Ope
     return operations, emit("+", total, Constant(sum_.constant)) if sum_.constant else total
 
 
-_INVERSE = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
-
-
 class Condition(NamedTuple):
     """A comparison of ints: `sum_ < 0`, `sum_ <= 0` or `sum_ != 0`, as `symbol` says."""
 
@@ -102,8 +100,8 @@ def condition_of(operand: Operand, *, holds: bool, definitions: Mapping[Value, O
     made = definitions.get(operand) if isinstance(operand, Value) else None
     if made is not None and (made.kind, made.what) == ("unary", "not"):
         return condition_of(made.operands[0], holds=not holds, definitions=definitions)
-    if made is not None and made.kind == "compare" and made.what in _INVERSE:
-        symbol = made.what if holds else _INVERSE[made.what]
+    if made is not None and made.kind == "compare" and made.what in INVERSE:
+        symbol = made.what if holds else INVERSE[made.what]
         less, more = made.operands[::-1] if symbol in (">", ">=") else made.operands
     else:  # a number that is not 0
         symbol, less, more = "!=" if holds else "==", operand, Constant(0)

@@ -46,7 +46,7 @@ _COMPUTED = "a value that is computed in the kernel"
 _CONSTANT = frozenset((
     "shape", "tile_shape", "size", "bins", "k", "axis", "axes", "axis0", "axis1", "keepdims", "reverse", "descending", "largest",
     "propagate_nan", "flush_to_zero", "rounding_mode", "dtype", "order", "padding_mode", "eviction_policy", "memory_order",
-    "memory_scope", "precision", "identity", "traversal_steps", "stages", "warp_specialize", "rotate",
+    "memory_scope", "precision", "identity", "traversal_steps", "stages", "warp_specialize", "rotate", "split",
 ))  # fmt: skip
 """The parameters of operations, and of methods, whose values are known when the kernel is compiled."""
 _SHAPES = ("shape", "tile_shape", "size")

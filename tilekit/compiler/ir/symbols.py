@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-__all__ = ["SYMBOLS"]
+__all__ = ["INVERSE", "ORDERS", "SYMBOLS"]
 
 SYMBOLS: dict[type, str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**", ast.MatMult: "@",
@@ -13,3 +13,7 @@ SYMBOLS: dict[type, str] = {
     ast.Is: "is", ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in",
 }  # fmt: skip
 """By the syntax node."""
+
+ORDERS = ("<", "<=", ">", ">=")
+INVERSE = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
+"""By comparison of integers the one that holds where it does not."""

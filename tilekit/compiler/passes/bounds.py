@@ -24,13 +24,12 @@ from tilekit.compiler.ir.affine import Affine, affine, materialized
 from tilekit.compiler.ir.effects import effects
 from tilekit.compiler.ir.insertion import Insertion
 from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions, values_of
+from tilekit.compiler.ir.symbols import INVERSE, ORDERS
 from tilekit.compiler.ir.types import ScalarType, sampling
 from tilekit.compiler.passes.hoisting import hoist_invariants
 from tilekit.lang import calculation
 
 __all__ = ["bound_loops", "separate_conditions"]
-
-_INVERSE = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}
 
 
 def bound_loops(kernel: Region) -> None:
@@ -169,9 +168,9 @@ def _test(loop: Operation, branch: Operation, new: Insertion, defined: dict[Valu
         return None
     condition = branch.operands[0]
     compare = defined.get(condition) if isinstance(condition, Value) else None
-    if compare is None or compare.kind != "compare" or compare.what not in _INVERSE:
+    if compare is None or compare.kind != "compare" or compare.what not in ORDERS:
         return None
-    symbol = compare.what if stay is first else _INVERSE[compare.what]
+    symbol = compare.what if stay is first else INVERSE[compare.what]
     less, more = compare.operands if symbol in ("<", "<=") else compare.operands[::-1]
     inside: set[Operand] = {*body.parameters, *(value for operation in body.walk() for value in operation.results)}
     sums = [affine(operand if operand in inside else _as_int(operand, new), defined) for operand in (less, more)]

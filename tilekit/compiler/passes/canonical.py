@@ -3,7 +3,9 @@
     x.tiles(shape)[i, j]                tk.load(x, (i, j), shape)
     tk.reshape(x, s), tk.astype(x, t)   x.reshape(s), x.astype(t); tk.transpose and tk.permute, too
     tk.load(x, index=i, shape=s)        tk.load(x, i, s), and so other calls; options that are what they are anyway are left out
+    tk.less(x, y), tk.logical_and(a, b) x < y, a & b, of tiles, and of those of bools
     tk.where(a > b, -inf, x)            tk.where(a <= b, x, -inf), of comparisons of integers
+    tk.where(c | d, -inf, x)            tk.where(~(c | d), x, -inf), of what `Conditions` knows
     x + tk.where(m, 0.0, -inf)          tk.where(m, x, -inf)
     tk.load(x, (i,), (1,)).item()       tk.load(x, (i,), ()).item(), which one thread can do
 
@@ -20,10 +22,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from tilekit import dtypes
 from tilekit.compiler.ir.constants import constant_of, dtype_constant, number_of
 from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Region, Value, definitions, values_of
+from tilekit.compiler.ir.symbols import INVERSE
 from tilekit.compiler.ir.types import ObjectType, ScalarType, TileType
-from tilekit.lang import elementwise, memory, shape
+from tilekit.compiler.passes.conditions import Conditions
+from tilekit.lang import comparison, elementwise, memory, shape
 from tilekit.lang.registry import OPS
 from tilekit.lang.views import TiledView
 from tilekit.lang.windows import check_order
@@ -36,7 +41,15 @@ _METHODS = {
     shape.permute: "permute",
     elementwise.astype: "astype",
 }
-_INVERSE = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
+_OPERATORS = {
+    comparison.less: ("compare", "<"),
+    comparison.less_equal: ("compare", "<="),
+    comparison.greater: ("compare", ">"),
+    comparison.greater_equal: ("compare", ">="),
+    comparison.logical_and: ("binary", "&"),
+    comparison.logical_or: ("binary", "|"),
+    comparison.logical_not: ("unary", "~"),
+}
 _LOAD, _NUM_TILES = Constant(memory.load, "load"), Constant(memory.num_tiles, "num_tiles")
 
 
@@ -54,6 +67,8 @@ def canonicalize(kernel: Region) -> None:
             elif operation.kind == "call" and isinstance(operation.what, Constant):
                 if operation.what.value in _METHODS and not operation.keywords:
                     operation.kind, operation.what = "method", _METHODS[operation.what.value]
+                elif operation.what.value in _OPERATORS and not operation.keywords:
+                    _write_as_operator(operation)
                 elif operation.what.value is elementwise.where and not operation.keywords:
                     _turn(operation, region, defined)
             elif (operation.kind, operation.what) == ("binary", "+") and _choose(operation, region, defined):
@@ -123,6 +138,14 @@ def _load_of_grid(item: Operation, defined: Mapping[Value, Operation]) -> None:
         item.kind, item.what, item.operands = "call", _LOAD, [tensor, item.operands[1], extents]
 
 
+def _write_as_operator(call: Operation) -> None:
+    kind, symbol = _OPERATORS[call.what.value]
+    tiles = [operand.type for operand in call.operands if isinstance(operand, Value) and isinstance(operand.type, TileType)]
+    masks = len(tiles) == len(call.operands) and all(tile.dtype == dtypes.bool_ for tile in tiles)
+    if masks or (kind == "compare" and any(tile.shape for tile in tiles)):
+        call.kind, call.what = kind, symbol
+
+
 def _load_elements(kernel: Region) -> None:
     """Let tiles of one element, of which nothing but the number is read, be loaded as elements."""
     numbers, others = set[Value](), {v for region in kernel.regions() for operand in region.operands for v in values_of(operand)}
@@ -165,12 +188,15 @@ def _turn(where: Operation, region: Region, defined: dict[Value, Operation]) -> 
     """Let the tile stand where the mask holds, and the number where it does not."""
     mask, first, second = where.operands
     test = defined.get(mask) if isinstance(mask, Value) else None
-    if test is None or test.kind != "compare" or test.what not in _INVERSE or not all(map(_is_whole, test.operands)):
+    if test is None or _is_tile(first) or not _is_tile(second):
         return
-    if _is_tile(first) or not _is_tile(second):
-        return
-    inverse = Operation("compare", test.operands, test.location, _INVERSE[test.what])
     assert isinstance(mask, Value), "it has a definition"
+    if test.kind == "compare" and test.what in INVERSE and all(map(_is_whole, test.operands)):
+        inverse = Operation("compare", test.operands, test.location, INVERSE[test.what])
+    elif Conditions(defined).of(mask, inverse=True) is not None:
+        inverse = Operation("unary", [mask], where.location, "~")
+    else:
+        return
     inverse.results = [Value(mask.name, mask.type)]
     region.operations.insert(region.operations.index(where), inverse)
     defined[inverse.results[0]] = inverse

@@ -7,7 +7,8 @@
 
 which holds where `a * row + b * column + sum <= 0` for each sum and its factors: a thread compares its elements with constants.
 
-Legal where the masks of a large tile are made of `tk.arange`, ints and `&`, and what they leave out is the same.
+Legal where the masks of a large tile are comparisons of `tk.arange` and ints, or of how far apart such are (`tk.abs`), joined by
+`&`, or by `|` where none of them holds, and what they leave out is the same.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ from tilekit.compiler.frontend import intrinsics
 from tilekit.compiler.ir.affine import Affine, affine, materialized
 from tilekit.compiler.ir.insertion import Insertion
 from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Region, Section, Value, definitions, values_of
+from tilekit.compiler.ir.symbols import INVERSE, ORDERS
 from tilekit.compiler.ir.types import TileType, sampling
-from tilekit.lang import create, elementwise
+from tilekit.lang import calculation, create, elementwise, shape
 
 __all__ = ["Condition", "Conditions", "gather_masks", "is_masked"]
 
 _LARGE = 64 * 64  # elements of a tile: of fewer a mask costs less than more code
+_DISTANCES = (calculation.abs_, abs)
+_REPEATS = ["broadcast_to", Constant(shape.broadcast_to)]
+_EXPANDS = ["reshape", Constant(shape.expand_dims)]
 _MOST = 1 << 28  # a place in a tile, times its factor: sums of them and of `within`'s numbers are int32
 
 Coordinates = Mapping[tuple[int, int], int]
@@ -53,25 +58,36 @@ class Conditions:
     def __init__(self, defined: dict[Value, Operation]) -> None:
         self.defined = defined
 
-    def of(self, mask: Operand) -> list[Condition] | None:
-        """The conditions that a mask holds where all of them do; None if it is another."""
+    def of(self, mask: Operand, *, inverse: bool = False) -> list[Condition] | None:
+        """The conditions that a mask holds where all of them do; None if it is another. With `inverse`, that it does not hold."""
         operation = self._definition(mask)
         if operation is None:
             return None
         if operation.kind == "call" and operation.what.value is intrinsics.within:
-            return self._within(operation)
-        if (operation.kind, operation.what) == ("binary", "&"):
-            first, second = map(self.of, operation.operands)
+            return None if inverse else self._within(operation)
+        symbol = operation.what if operation.kind in ("binary", "compare", "unary") else None
+        if symbol == "~":
+            return self.of(operation.operands[0], inverse=not inverse)
+        if symbol == ("|" if inverse else "&"):
+            first, second = (self.of(part, inverse=inverse) for part in operation.operands)
             return None if first is None or second is None else first + second
-        if operation.kind != "compare" or operation.what not in ("<", "<=", ">", ">="):
+        if symbol in ORDERS:
+            return self._comparison(INVERSE[symbol] if inverse else symbol, *operation.operands)
+        viewed = self.of(operation.operands[0], inverse=inverse) if _is_view(operation) else None
+        return None if viewed is None else [_viewed(one, operation) for one in viewed]
+
+    def _comparison(self, symbol: str, first: Operand, second: Operand) -> list[Condition] | None:
+        low, high = (first, second) if symbol in ("<", "<=") else (second, first)
+        distance, above = self._definition(low), self._sum(high)
+        if distance is not None and distance.kind == "call" and distance.what.value in _DISTANCES:
+            between = self._sum(distance.operands[0])
+            below = [] if between is None else [between, _times(between, -1)]
+        else:
+            below = [one for one in [self._sum(low)] if one is not None]
+        if not below or above is None:
             return None
-        low, high = operation.operands if operation.what in ("<", "<=") else operation.operands[::-1]
-        below, above = self._sum(low), self._sum(high)
-        if below is None or above is None:
-            return None
-        difference = _plus(below, above, -1)
-        strict = int(operation.what in ("<", ">"))
-        return [difference._replace(sum_=difference.sum_.plus(Affine({}, strict)))]
+        strict = Condition(Affine({}, int(symbol in ("<", ">"))), {})
+        return [_plus(_plus(one, above, -1), strict) for one in below]
 
     def is_same(self, operand: Operand, other: Operand) -> bool:
         """Whether they are the same value, such as two `float("-inf")`; the zeros of either sign are two."""
@@ -85,10 +101,10 @@ class Conditions:
         return self.defined.get(operand) if isinstance(operand, Value) else None
 
     def _within(self, operation: Operation) -> list[Condition] | None:
-        shape, factors, *sums = operation.operands
-        assert isinstance(shape, Constant) and isinstance(factors, Constant), "as `_within` makes it"
+        extents, factors, *sums = operation.operands
+        assert isinstance(extents, Constant) and isinstance(factors, Constant), "as `_within` makes it"
         conditions = []
-        dims = [(d - 2, extent) for d, extent in enumerate(shape.value)]
+        dims = [(d - 2, extent) for d, extent in enumerate(extents.value)]
         for at, operand in enumerate(sums):
             sum_, coordinates = affine(operand, self.defined), zip(dims, factors.value[2 * at :], strict=False)
             if sum_ is None:
@@ -106,28 +122,72 @@ class Conditions:
             return None
         if operand.type.dtype not in (dtypes.int32, dtypes.int64):  # narrower ones wrap
             return None
-        if operation.kind == "call" and operation.what.value is create.arange and len(operation.operands) == 1:
-            return Condition(Affine({}, 0), {(-1, operand.type.shape[0]): 1})
-        if operation.kind == "item":
-            return self._expanded(operation)
-        if operation.kind == "binary" and operation.what in ("+", "-"):
+        if operation.kind == "call" and operation.what.value is create.arange:
+            start = affine(operation.keywords.get("start", Constant(0)), self.defined)
+            step = operation.keywords.get("step", Constant(1))
+            if start is None or not isinstance(step, Constant) or type(step.value) is not int:
+                return None
+            return Condition(start, {(-1, operand.type.shape[0]): step.value})
+        if _is_view(operation) or (operation.kind == "method" and operation.what == "astype"):
+            inner = self._sum(operation.operands[0])
+            return None if inner is None else _viewed(inner, operation)
+        if (operation.kind, operation.what) == ("unary", "-"):
+            inner = self._sum(operation.operands[0])
+            return None if inner is None else _times(inner, -1)
+        if operation.kind == "binary" and operation.what in ("+", "-", "*"):
             first, second = (self._sum(part) for part in operation.operands)
-            return None if first is None or second is None else _plus(first, second, 1 if operation.what == "+" else -1)
+            if first is None or second is None:
+                return None
+            return _product(first, second) if operation.what == "*" else _plus(first, second, 1 if operation.what == "+" else -1)
         return None
 
-    def _expanded(self, operation: Operation) -> Condition | None:
-        """What an index with `None` makes of a vector of such ints."""
-        inner = self._sum(operation.operands[0])
+
+def _is_view(operation: Operation) -> bool:
+    """Whether it is a tile with further dimensions of one element, or more of the same."""
+    if operation.kind == "item":
         index = operation.operands[1].parts if isinstance(operation.operands[1], Group) else (operation.operands[1],)
-        whole = Section(Constant(None), Constant(None), Constant(None))
-        one = sum(part == whole for part in index) == 1 and all(part in (whole, Constant(None)) for part in index)
-        if inner is None or not one:
-            return None
-        dim = index.index(whole) - len(index)
-        return Condition(inner.sum_, {(dim, extent): factor for (_, extent), factor in inner.coordinates.items()})
+        return all(part in (Section(Constant(None), Constant(None), Constant(None)), Constant(None)) for part in index)
+    if operation.kind not in ("method", "call") or not isinstance(operation.operands[0], Value):
+        return False
+    inner, result = operation.operands[0].type, operation.results[0].type
+    if not isinstance(inner, TileType) or not isinstance(result, TileType):
+        return False
+    if operation.what in _REPEATS:
+        return True
+    return operation.what in _EXPANDS and _long(inner) == _long(result)
 
 
-def _plus(first: Condition, second: Condition, sign: int) -> Condition:
+def _long(tile: TileType) -> list[int]:
+    """The extents of more than one element."""
+    return [extent for extent in tile.shape if extent > 1]
+
+
+def _viewed(one: Condition, view: Operation) -> Condition:
+    """A sum of a tile, as one of a view of it, whose last dimensions are those of the tile, or all that are longer than 1."""
+    assert isinstance(view.operands[0], Value), "a tile"
+    inner, result = view.operands[0].type, view.results[0].type
+    assert isinstance(inner, TileType) and isinstance(result, TileType), "as for `_is_view`"
+    if view.what in _REPEATS:
+        return one
+    dims = [d - len(inner.shape) for d, extent in enumerate(inner.shape) if extent > 1]
+    others = [d - len(result.shape) for d, extent in enumerate(result.shape) if extent > 1]
+    there = dict(zip(dims, others, strict=True))
+    return one._replace(coordinates={(there[d], n): factor for (d, n), factor in one.coordinates.items() if n > 1})
+
+
+def _product(first: Condition, second: Condition) -> Condition | None:
+    """A number that is known, times coordinates: nothing that wraps."""
+    for number, other in ((first, second), (second, first)):
+        if not number.coordinates and not number.sum_.terms and not other.sum_.terms:
+            return _times(other, number.sum_.constant)
+    return None
+
+
+def _times(one: Condition, number: int) -> Condition:
+    return Condition(one.sum_.times(number), {dim: factor * number for dim, factor in one.coordinates.items()})
+
+
+def _plus(first: Condition, second: Condition, sign: int = 1) -> Condition:
     """Two sums, or their difference."""
     coordinates = dict(first.coordinates)
     for dimension, factor in second.coordinates.items():
@@ -164,9 +224,9 @@ def gather_masks(kernel: Region) -> None:
 def _gathered(masked: Operation, conditions: Conditions, reads: Counter[Value], own: set[Value]) -> list[Operation]:
     """Let a tile that is masked have such a mask, with those that were applied to it before; what it is made of. `own` is what
     belongs to its turn."""
-    shape = masked.results[0].type.shape  # type: ignore[union-attr]
+    extents = masked.results[0].type.shape  # type: ignore[union-attr]
     holding = conditions.of(masked.operands[0])
-    if holding is None or len(shape) != 2:
+    if holding is None or len(extents) != 2:
         return []
     tile, other = masked.operands[1:]
     while isinstance(tile, Value) and tile in conditions.defined and reads[tile] == 1:
@@ -175,7 +235,7 @@ def _gathered(masked: Operation, conditions: Conditions, reads: Counter[Value], 
         if before is None:
             break
         holding, tile = before + holding, inner.operands[1]
-    dims = [(d - 2, extent) for d, extent in enumerate(shape)]
+    dims = [(d - 2, extent) for d, extent in enumerate(extents)]
     if any(dim not in dims or abs(factor) * dim[1] > _MOST for each in holding for dim, factor in each.coordinates.items()):
         return []
     new = Insertion(masked.location, conditions.defined)
@@ -196,9 +256,9 @@ def _within(conditions: list[Condition], dims: list[tuple[int, int]], new: Inser
         operations, sum_ = materialized(Affine(first, each.sum_.constant), new.location)
         new.add(operations)
         sums.append(sum_)
-    shape = tuple(extent for _, extent in dims)
+    extents = tuple(extent for _, extent in dims)
     factors = tuple(each.coordinates.get(dim, 0) for each in conditions for dim in dims)
-    mask = Value("within", TileType(dtypes.bool_, shape))
+    mask = Value("within", TileType(dtypes.bool_, extents))
     call = Constant(intrinsics.within, "tilekit__within")
-    new.add([Operation("call", [Constant(shape), Constant(factors), *sums], new.location, call, results=[mask])])
+    new.add([Operation("call", [Constant(extents), Constant(factors), *sums], new.location, call, results=[mask])])
     return mask

@@ -6,7 +6,7 @@ is inside is a condition on numbers, which holds up to some turn, or from some t
 mask between these turns, and with it before and behind them.
 
 Legal for any such loop that nothing leaves early: each turn does what it did. A mask whose bound depends on what turns hand on
-stays.
+stays. `tk.pipelined(..., split=False)` keeps a loop as it is.
 """
 
 from __future__ import annotations
@@ -67,6 +67,9 @@ class _Split:
         masked = [(operation, self.bounds(operation)) for operation in self.body.operations if is_masked(operation)]
         masked = [(operation, bounds) for operation, bounds in masked if bounds]
         if not masked:
+            return
+        if self.loop.keywords.get("split") == Constant(False):
+            remark(self.loop.location, "splitting", "split=False", done=False)
             return
         new = Insertion(self.loop.location, self.defined)
         count = len(self.body.parameters) - len(self.loop.carried)

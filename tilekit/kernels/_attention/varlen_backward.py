@@ -83,6 +83,7 @@ def _backward_dq(
                     k.slice(1, key_begin).tiles((1, BN, BD))[h_key, j:stop, 0],
                     v.slice(1, key_begin).tiles((1, BN, BD))[h_key, j:stop, 0],
                     stages=stages,
+                    split=False,
                 ):
                     nothing = tk.zeros((BM, BN), tk.float32)
                     scores = tk.mma(tq.reshape((BM, BD)), key.reshape((BN, BD)).transpose(), nothing)
@@ -143,6 +144,7 @@ def _backward_dkv(
                         q.slice(1, begin).tiles((1, BN, BD))[at, i:stop, 0],
                         grad.slice(1, begin).tiles((1, BN, BD))[at, i:stop, 0],
                         stages=stages,
+                        split=False,
                     ):
                         nothing = tk.zeros((BM, BN), tk.float32)
                         shift = tk.load(sums.slice(1, of_visits), (at, i), (1, BN))

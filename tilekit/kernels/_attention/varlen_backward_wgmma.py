@@ -107,6 +107,7 @@ def backward_dkv(
                         sums.tiles((1, BN))[at, first_visit + i : first_visit + stop],
                         delta.tiles((1, BN))[at, first_visit + i : first_visit + stop],
                         stages=stages,
+                        split=False,
                     ):
                         nothing = tk.zeros((BM, BN), tk.float32)
                         scores = tk.mma(tkey.reshape((BM, BD)), tq.reshape((BN, BD)).transpose(), nothing)
