@@ -496,7 +496,7 @@ def masking(o: tk.Out, q: tk.In, k: tk.In, v: tk.In, n: int, how: tk.Const):
     for key in tk.pipelined(k.tiles((64, 64))[:, 0], split=False if how == "told" else None):
         s = tk.mma(query, key.transpose(), tk.zeros((64, 64), tk.float32))
         acc += tk.where(tk.arange(64)[None, :] + 64 * j < n, s, 0.0)
-        j += 1
+        j += 1  # noqa: SIM113
     o.store(acc)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 
 import numpy as np
@@ -68,6 +69,36 @@ def masked_far_off(o: tk.Out, q: tk.In, k: tk.In, n: int):
         total = total * tk.exp(highest - higher) + tk.sum(tk.exp(s - higher), 1, keepdims=True)
         highest = higher
     o.store(tk.broadcast_to(total, (64, 64)))
+
+
+def divided(o: tk.Out, q: tk.In, k: tk.In, n: int, by: float = 11.3):
+    """By a number that is known, and one that is known at the launch, which masks stand before or behind."""
+    query, highest = tk.load(q, (tk.bid(0), 0), (64, 64)), tk.full((64, 1), float("-inf"), tk.float32)
+    total, other, most = tk.zeros((64, 1), tk.float32), tk.zeros((64, 1), tk.float32), tk.full((64, 1), -1e30, tk.float32)
+    for j in range(n):
+        s = tk.mma(query, tk.load(k, (j, 0), (64, 64)).transpose(), tk.zeros((64, 64), tk.float32))
+        t = tk.where(j * 64 + tk.arange(64)[None, :] >= tk.arange(64)[:, None] // 2, s / by, float("-inf"))
+        s = s / math.sqrt(61)
+        higher, new = tk.maximum(highest, tk.max(s, 1, keepdims=True)), tk.maximum(most, tk.max(t, 1, keepdims=True))
+        total = total * tk.exp(highest - higher) + tk.sum(tk.exp(s - higher), 1, keepdims=True)
+        other = other * tk.exp(most - new) + tk.sum(tk.exp(t - new), 1, keepdims=True)
+        highest, most = higher, new
+    o.store(tk.broadcast_to(total + other, (64, 64)))
+
+
+def penalties(o: tk.Out, q: tk.In, k: tk.In, n: int, by: float = 1e9):
+    """Masks as zeros and ones, times a large number."""
+    query, highest = tk.load(q, (tk.bid(0), 0), (64, 64)), tk.full((64, 1), -1e30, tk.float32)
+    total, other, most = tk.zeros((64, 1), tk.float32), tk.zeros((64, 1), tk.float32), tk.full((64, 1), -1e30, tk.float32)
+    for j in range(n):
+        s = tk.mma(query, tk.load(k, (j, 0), (64, 64)).transpose(), tk.zeros((64, 64), tk.float32)) * C
+        seen = (j * 64 + tk.arange(64)[None, :] >= 3 * tk.arange(64)[:, None]).astype(tk.float32)
+        s, t = s + (1.0 - seen) * -1e9, s - by * (1.0 - seen)
+        higher, new = tk.maximum(highest, tk.max(s, 1, keepdims=True)), tk.maximum(most, tk.max(t, 1, keepdims=True))
+        total = total * tk.exp(highest - higher) + tk.sum(tk.exp(s - higher), 1, keepdims=True)
+        other = other * tk.exp(most - new) + tk.sum(tk.exp(t - new), 1, keepdims=True)
+        highest, most = higher, new
+    o.store(tk.broadcast_to(total + other, (64, 64)))
 
 
 def masked_from_the_least(o: tk.Out, q: tk.In, k: tk.In, n: int):
@@ -361,6 +392,16 @@ def test_whole_rows_are_masked_by_what_is_loaded(make, low, cpu):
         np.testing.assert_allclose(result(), expected, rtol=3e-6)
 
 
+def test_scores_that_are_divided_are_multiplied():
+    text, _ = text_of(divided)
+    assert text.count("float32[64, 64] = fma(") == 2
+    assert not re.search(r"float32\[64, 64\] = \S+ / ", text)
+
+
+def test_masks_times_a_large_number_are_far_off():
+    assert "float32[64, 64] = fma(" not in text_of(penalties)[0]
+
+
 def test_a_negative_factor_is_fused_alone():
     text, _ = text_of(negative)
     assert f"* {-C}" in text or f"* -{C}" in text
@@ -369,6 +410,7 @@ def test_a_negative_factor_is_fused_alone():
 AGREEING = [
     softmax_sums, vectors, masked, masked_far_off, windowed, from_a_turn_on, loops_in_a_row, two_sums,
     exact, not_below, negative, units, from_the_least, masked_from_the_least, turning,
+    divided, penalties,
 ]  # fmt: skip
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -35,6 +37,7 @@ KEEPS = (
     "on every path through the kernel, and each time round a loop, a variable keeps its shape and dtype; cast with "
     ".astype(...), or start from tk.zeros of the right shape and dtype"
 )
+_ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 _OF_VIEWS = ("dtype", "ndim", "tile_shape", "traversal_steps")
 
 
@@ -140,10 +143,19 @@ def same_types(first: Operand, second: Operand) -> bool:
 
 
 def number_of(operand: Operand, defined: Mapping[Value, Operation]) -> float | None:
-    """A number that is known: a constant, or `float("-inf")`."""
-    made = defined.get(operand) if isinstance(operand, Value) else None
+    """A number that is known: a constant, `float("-inf")`, or what floats such as `1 / math.sqrt(128)` are computed of."""
+    made = defined.get(operand) if isinstance(operand, Value) and isinstance(operand.type, ScalarType) else None
     if made is not None and made.kind == "call" and made.what == Constant(float) and isinstance(made.operands[0], Constant):
         (operand,) = made.operands
+    elif made is not None and made.results[0].type == ScalarType(float):
+        function: Any = _ARITHMETIC.get(made.what) if made.kind == "binary" else None
+        if made.kind == "call" and made.what == Constant(math.sqrt):
+            function = math.sqrt
+        numbers = [] if function is None else [number_of(part, defined) for part in made.operands]
+        try:
+            return None if function is None or None in numbers else function(*numbers)
+        except (ArithmeticError, ValueError):
+            return None
     if not isinstance(operand, Constant) or type(operand.value) not in (int, float, str):
         return None
     try:

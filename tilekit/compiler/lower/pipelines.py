@@ -43,9 +43,7 @@ _VOID = ir.VoidType()
 
 
 @lowers(lang.pipelined)
-def pipelined(
-    streams: types.Type, stages: types.Type, warp_specialize: types.Type, rotate: types.Type, split: types.Type
-) -> Any:
+def pipelined(streams: types.Type, stages: types.Type, warp_specialize: types.Type, rotate: types.Type, split: types.Type) -> Any:
     reject("pipelined", "stands in a for statement: for ta, tb in tk.pipelined(...):")
 
 

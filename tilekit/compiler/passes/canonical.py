@@ -94,6 +94,11 @@ def _bind(call: Operation) -> None:
     bound, parameters = row.signature.bind(*call.operands, **call.keywords), row.signature.parameters
     call.operands = list(bound.args)
     call.keywords = {name: value for name, value in bound.kwargs.items() if value != Constant(parameters[name].default)}
+    if call.what.value is memory.load and "padding_mode" not in call.keywords:
+        tile = call.results[0].type
+        real = isinstance(tile, TileType) and dtypes.is_float(tile.dtype)
+        if call.keywords.get("padding_value") in ([Constant(0), Constant(0.0)] if real else [Constant(0)]):
+            del call.keywords["padding_value"]  # they stand there anyway
 
 
 def _of_view(method: Operation, defined: Mapping[Value, Operation]) -> None:

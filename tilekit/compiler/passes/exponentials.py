@@ -1,15 +1,15 @@
 """Exponentials of scores below their maximum, as softmax takes them: one fused multiply-add and one instruction each.
 
 `tk.exp(s - h)`, where `h` is made of the largest element of each row of `s`, becomes `tk.exp2(tk.fma(x, c * log2(e), -h *
-log2(e)), flush_to_zero=True)`, where `s` is `x * c`, or `x`; and the same of `tk.exp2`. Where `c` is positive, the maximum is
-that of `x`, times `c`, which is the same number: rounding does not change the order of numbers. A constant is known to be
-positive, and a parameter that was so at the launch, times a constant or not. By how much sums shrink when a maximum grows,
-`tk.exp(m - tk.maximum(m, ...))`, becomes `tk.exp2((m - ...) * log2(e), flush_to_zero=True)`. Differences may be multiplied by a
-positive constant, as in `tk.exp2((s - h) * log2(e))`.
+log2(e)), flush_to_zero=True)`, where `s` is `x * c`, or `x`; and the same of `tk.exp2`, and of `x / c`. Where `c` is positive,
+the maximum is that of `x`, times `c`, which is the same number: rounding does not change the order of numbers. A constant is
+known to be positive, and a parameter that was so at the launch, times a constant or not. By how much sums shrink when a maximum
+grows, `tk.exp(m - tk.maximum(m, ...))`, becomes `tk.exp2((m - ...) * log2(e), flush_to_zero=True)`. Differences may be multiplied
+by a positive constant, as in `tk.exp2((s - h) * log2(e))`.
 
-Scores may be far from 0 because a mask makes them `-1e30`, or because they are loaded, or something loaded is added to them: a
-mask of such numbers. Of these it is the difference that is multiplied: where a whole row is masked, it is 0. Else a maximum would
-be rounded by more than a power has room for.
+Scores may be far from 0 because a mask makes them `-1e30`, as such or times zeros and ones, or because they are loaded, or
+something loaded is added to them: a mask of such numbers. Of these it is the difference that is multiplied: where a whole row is
+masked, it is 0. Else a maximum would be rounded by more than a power has room for.
 
 Legal by the text of `tilekit.lang.exponential` for float32, where the call has no options: with `rounding_mode` or
 `flush_to_zero` it stays as it is written.
@@ -61,17 +61,19 @@ def fuse_exponentials(kernel: Region) -> None:
 
 
 class _Scores(NamedTuple):
-    """Scores as tiles times a number.
+    """Scores as tiles times a number, or divided by one.
 
     Attributes:
         tile: what is multiplied.
         factor: by what: a float, a number of the kernel's, or 1.0.
         masked: the mask and what stands where it is false, if the product is masked.
+        symbol: `*`, or `/`.
     """
 
     tile: Operand
     factor: Operand
     masked: tuple[Operand, Operand] | None = None
+    symbol: str = "*"
 
 
 @dataclass
@@ -106,15 +108,15 @@ class _Exponential:
         if maxima is not None and self.may_be_far(scores):
             self.of_two(difference, exponent, "of scores that may be far from 0: by exp2")
             return
-        if maxima is None and parts.masked is None and self.maximum_of(highest, parts.tile, parts.factor) is not None:
-            tile, scale = parts.tile, self.scaled(parts.factor, exponent)
+        if maxima is None and parts.masked is None and self.maximum_of(highest, parts.tile, parts) is not None:
+            tile, scale = parts.tile, self.scaled(parts, exponent)
         elif maxima is None:
             return
         elif self.is_positive(parts.factor):
             tile = self.unscaled(parts, maxima, scores)
-            scale = self.scaled(parts.factor, exponent)
+            scale = self.scaled(parts, exponent)
         elif parts.masked is None:
-            tile, scale = parts.tile, self.scaled(parts.factor, exponent)
+            tile, scale = parts.tile, self.scaled(parts, exponent)
         else:
             tile, scale = scores, Constant(exponent)
         if self.lowest and exponent != 1.0:
@@ -130,8 +132,9 @@ class _Exponential:
         operand, exponent = self.power.operands[0], _POWERS[self.power.what.value]
         product = self.maker(operand, "binary", "*")
         for tile, factor in () if product is None else (product.operands, product.operands[::-1]):
-            if isinstance(factor, Constant) and self.is_positive(factor):
-                operand, exponent = tile, exponent * factor.value
+            number = number_of(factor, self.defined)
+            if number is not None and 0 < number < math.inf:
+                operand, exponent = tile, exponent * number
         return self.maker(operand, "binary", "-"), exponent
 
     def shrink(self, difference: Operation, exponent: float) -> None:
@@ -167,9 +170,21 @@ class _Exponential:
             return self.is_far(other) or self.may_be_far(tile) or self.may_be_far(other)
         if is_elementwise(operation) or is_view(operation) or operation.kind in ("item", "method"):
             tiles = [one for one in operation.operands if isinstance(one, Value) and isinstance(one.type, TileType)]
+            numbers = [one for one in operation.operands if one not in tiles and self.is_far(one)]
+            if numbers and operation.kind == "binary":
+                known = any(number_of(one, self.defined) is not None for one in numbers)
+                if known or (operation.what == "*" and any(map(self.is_of_truths, tiles))):
+                    return True
             several = all if operation.what == "*" else any  # what is multiplied by scales is no mask
-            return several(map(self.may_be_far, tiles))
+            return bool(tiles) and several(map(self.may_be_far, tiles))
         return False
+
+    def is_of_truths(self, tile: Operand) -> bool:
+        """Whether it is computed from a mask, as zeros and ones: times a number it is a mask as well."""
+        operation = self.defined.get(tile) if isinstance(tile, Value) else None
+        if operation is None or not (is_elementwise(operation) or is_view(operation) or operation.kind in ("item", "method")):
+            return False
+        return operation.results[0].type.dtype == dtypes.bool_ or any(map(self.is_of_truths, operation.operands))  # type: ignore[union-attr]
 
     def is_far(self, other: Operand) -> bool:
         """Whether it is a number, and none that is known to be -inf or near 0."""
@@ -177,10 +192,13 @@ class _Exponential:
         scalar = isinstance(other, Constant) or (isinstance(other, Value) and isinstance(other.type, ScalarType))
         return scalar and (number is None or (number != -math.inf and abs(number) > _NEAR))
 
-    def scaled(self, factor: Operand, exponent: float) -> Operand:
-        """A factor of scores, as one of powers of two."""
-        if isinstance(factor, Constant):
-            return Constant(factor.value * exponent)
+    def scaled(self, scores: _Scores, exponent: float) -> Operand:
+        """The factor of scores, as one of powers of two."""
+        factor, number = scores.factor, number_of(scores.factor, self.defined)
+        if number is not None:
+            return Constant(number * exponent if scores.symbol == "*" else exponent / number)
+        if scores.symbol == "/":
+            return self.before(self.power, "binary", [Constant(exponent), factor], "/")
         return factor if exponent == 1.0 else self.before(self.power, "binary", [factor, Constant(exponent)], "*")
 
     def unscaled(self, parts: _Scores, maxima: Operation, scores: Operand) -> Operand:
@@ -195,7 +213,7 @@ class _Exponential:
         new = Value(old.name, old.type)
         maxima.operands[0], maxima.results = tile, [new]
         at = self.region.operations.index(maxima) + 1
-        scaled = Operation("binary", [new, parts.factor], maxima.location, "*", results=[old])
+        scaled = Operation("binary", [new, parts.factor], maxima.location, parts.symbol, results=[old])
         self.region.operations.insert(at, scaled)
         self.defined[old], self.defined[new] = scaled, maxima
         return tile
@@ -206,24 +224,23 @@ class _Exponential:
             inner = self.parts(masked.operands[1])
             if inner.masked is None and self.is_positive(inner.factor):
                 return inner._replace(masked=(masked.operands[0], masked.operands[2]))
-        product = self.maker(scores, "binary", "*")
-        for tile, factor in () if product is None else (product.operands, product.operands[::-1]):
-            number = isinstance(factor, Value) and isinstance(factor.type, ScalarType)
-            if (
-                (number or self.is_positive(factor))
-                and isinstance(tile, Value)
-                and isinstance(scores, Value)
-                and tile.type == scores.type
-            ):
-                return _Scores(tile, factor)
+        for symbol in ("*", "/"):
+            scaled = self.maker(scores, "binary", symbol)
+            for tile, factor in () if scaled is None else (scaled.operands, scaled.operands[::-1])[: 2 if symbol == "*" else 1]:
+                number = number_of(factor, self.defined)
+                if number is None:
+                    fits = isinstance(factor, Value) and isinstance(factor.type, ScalarType)
+                else:
+                    fits = 0 < number < math.inf and (symbol == "*" or _LEAST <= number <= 1 / _LEAST)
+                if fits and isinstance(tile, Value) and isinstance(scores, Value) and tile.type == scores.type:
+                    return _Scores(tile, factor, symbol=symbol)
         return _Scores(scores, _ONE)
 
     def is_positive(self, factor: Operand) -> bool:
         """Whether a number is known to be positive and finite."""
-        if isinstance(factor, Constant):
-            return type(factor.value) in (int, float) and 0 < factor.value < math.inf
-        if factor in self.positive:
-            return True
+        number = number_of(factor, self.defined)
+        if number is not None or factor in self.positive:
+            return number is None or 0 < number < math.inf
         product = self.maker(factor, "binary", "*") or self.maker(factor, "binary", "/")
         if product is None:
             return False
@@ -231,21 +248,26 @@ class _Exponential:
         others = [operand for operand in product.operands if operand in self.positive]
         return len(others) == 1 and len(constants) == 1 and _LEAST <= constants[0].value <= 1 / _LEAST
 
-    def maximum_of(self, highest: Operand, scores: Operand, factor: Operand = _ONE) -> Operation | None:
-        """What takes the largest of the scores of each row, if `highest` is that, times the factor, or a maximum with it."""
+    def maximum_of(self, highest: Operand, scores: Operand, scale: _Scores | None = None) -> Operation | None:
+        """What takes the largest of the scores of each row, if `highest` is that, scaled as others are, or a maximum with it."""
         operation = self.defined.get(highest) if isinstance(highest, Value) else None
         if operation is None:
             return None
         if operation.kind == "item" or (operation.kind == "method" and operation.what in ("reshape", "broadcast_to")):
-            return self.maximum_of(operation.operands[0], scores, factor)
-        if (operation.kind, operation.what) == ("binary", "*") and factor != _ONE and factor in operation.operands:
-            return self.maximum_of(next(x for x in operation.operands if x != factor), scores)
+            return self.maximum_of(operation.operands[0], scores, scale)
+        if (
+            scale is not None
+            and (operation.kind, operation.what) == ("binary", scale.symbol)
+            and scale.factor in operation.operands
+        ):
+            tile = next((x for x in operation.operands if x != scale.factor), scale.factor)
+            return self.maximum_of(tile, scores) if scale.symbol == "*" or tile is operation.operands[0] else None
         if operation.kind != "call":
             return None
         if operation.what.value is elementwise.maximum and not operation.keywords:
-            maxima = (self.maximum_of(operand, scores, factor) for operand in operation.operands)
+            maxima = (self.maximum_of(operand, scores, scale) for operand in operation.operands)
             return next((one for one in maxima if one is not None), None)
-        if factor != _ONE:
+        if scale is not None:
             return None
         plain = not operation.keywords.keys() - {"axis", "keepdims"} and operation in self.region.operations
         return operation if operation.what.value is reduction.max_ and plain and operation.operands[0] is scores else None
