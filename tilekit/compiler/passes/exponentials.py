@@ -5,7 +5,7 @@ log2(e)), flush_to_zero=True)`, where `s` is `x * c`, or `x`; and the same of `t
 the maximum is that of `x`, times `c`, which is the same number: rounding does not change the order of numbers. A constant is
 known to be positive, and a parameter that was so at the launch, times a constant or not. By how much sums shrink when a maximum
 grows, `tk.exp(m - tk.maximum(m, ...))`, becomes `tk.exp2((m - ...) * log2(e), flush_to_zero=True)`. Differences may be multiplied
-by a positive constant, as in `tk.exp2((s - h) * log2(e))`.
+by a positive number, as in `tk.exp2((s - h) * log2(e))`, and `h` be a number near 0 for rows that have no score.
 
 Scores may be far from 0 because a mask makes them `-1e30`, as such or times zeros and ones, or because they are loaded, or
 something loaded is added to them: a mask of such numbers. Of these it is the difference that is multiplied: where a whole row is
@@ -38,7 +38,7 @@ __all__ = ["fuse_exponentials"]
 _POWERS = {exponential.exp: math.log2(math.e), exponential.exp2: 1.0}
 _ONE = Constant(1.0)
 _NEAR = 1024.0  # a number that far off is rounded by less than 2^-13
-_ROOM = 2.0**126  # of a number that much is left for a factor
+_ROOM = 2.0**104  # of a number that much is left for factors
 _LEAST = 2.0**-20  # see `facts.is_positive`
 _LOADS = [Constant(memory.load), Constant(memory.load_tile_like), Constant(indexed.gather), "load"]
 _FMA, _EXP2 = Constant(calculation.fma, "fma"), Constant(exponential.exp2, "exp2")
@@ -118,26 +118,26 @@ class _Exponential:
         elif parts.masked is None:
             tile, scale = parts.tile, self.scaled(parts, exponent)
         else:
-            tile, scale = scores, Constant(exponent)
-        if self.lowest and exponent != 1.0:
+            tile, scale = scores, exponent
+        if self.lowest and exponent != _ONE:
             highest = self.before(self.power, "call", [highest, Constant(-_ROOM)], Constant(elementwise.maximum, "maximum"))
-        shift = highest if exponent == 1.0 else self.before(self.power, "binary", [highest, Constant(exponent)], "*")
-        shift = self.before(self.power, "unary", [shift], "-")
+        shift = self.before(self.power, "unary", [self.times(highest, exponent)], "-")
         self.power.operands = [self.before(self.power, "call", [tile, scale, shift], _FMA)]
         self.power.what, self.power.keywords = _EXP2, {"flush_to_zero": Constant(True)}
         remark(self.power.location, "exponential", "of scores below their maximum: by a fused multiply-add and exp2")
 
-    def difference(self) -> tuple[Operation | None, float]:
+    def difference(self) -> tuple[Operation | None, Operand]:
         """What it is the power of, and by what that is multiplied for one of two; None if it is no difference."""
-        operand, exponent = self.power.operands[0], _POWERS[self.power.what.value]
+        operand: Operand = self.power.operands[0]
+        exponent: Operand = Constant(_POWERS[self.power.what.value])
         product = self.maker(operand, "binary", "*")
         for tile, factor in () if product is None else (product.operands, product.operands[::-1]):
             number = number_of(factor, self.defined)
-            if number is not None and 0 < number < math.inf:
-                operand, exponent = tile, exponent * number
+            if self.is_positive(factor):
+                operand, exponent = tile, self.times(factor if number is None else Constant(number), exponent)
         return self.maker(operand, "binary", "-"), exponent
 
-    def shrink(self, difference: Operation, exponent: float) -> None:
+    def shrink(self, difference: Operation, exponent: Operand) -> None:
         """That of a maximum and one with it."""
         (result,) = self.power.results
         growth = self.maker(difference.operands[1], "call", elementwise.maximum)
@@ -146,11 +146,9 @@ class _Exponential:
         if isinstance(result.type, TileType) and result.type.dtype == dtypes.float32:
             self.of_two(difference, exponent, "of how much a maximum grows: by exp2")
 
-    def of_two(self, difference: Operation, exponent: float, what: str) -> None:
+    def of_two(self, difference: Operation, exponent: Operand, what: str) -> None:
         """Make it a power of two of the difference, which is exact where both are the same."""
-        self.power.operands = list(difference.results)
-        if exponent != 1.0:
-            self.power.operands = [self.before(self.power, "binary", [*difference.results, Constant(exponent)], "*")]
+        self.power.operands = [self.times(difference.results[0], exponent)]
         self.power.what, self.power.keywords = _EXP2, {"flush_to_zero": Constant(True)}
         remark(self.power.location, "exponential", what)
 
@@ -192,14 +190,22 @@ class _Exponential:
         scalar = isinstance(other, Constant) or (isinstance(other, Value) and isinstance(other.type, ScalarType))
         return scalar and (number is None or (number != -math.inf and abs(number) > _NEAR))
 
-    def scaled(self, scores: _Scores, exponent: float) -> Operand:
+    def scaled(self, scores: _Scores, exponent: Operand) -> Operand:
         """The factor of scores, as one of powers of two."""
         factor, number = scores.factor, number_of(scores.factor, self.defined)
         if number is not None:
-            return Constant(number * exponent if scores.symbol == "*" else exponent / number)
-        if scores.symbol == "/":
-            return self.before(self.power, "binary", [Constant(exponent), factor], "/")
-        return factor if exponent == 1.0 else self.before(self.power, "binary", [factor, Constant(exponent)], "*")
+            return self.times(Constant(number if scores.symbol == "*" else 1 / number), exponent)
+        return (
+            self.times(factor, exponent) if scores.symbol == "*" else self.before(self.power, "binary", [exponent, factor], "/")
+        )
+
+    def times(self, operand: Operand, number: Operand) -> Operand:
+        """A product with a number, computed ahead of the power if it is not known."""
+        if isinstance(operand, Constant) and isinstance(number, Constant):
+            return Constant(operand.value * number.value)
+        if _ONE in (operand, number):
+            return number if operand == _ONE else operand
+        return self.before(self.power, "binary", [operand, number], "*")
 
     def unscaled(self, parts: _Scores, maxima: Operation, scores: Operand) -> Operand:
         """The scores before they are multiplied, of which the maximum is taken then, too."""
@@ -264,6 +270,11 @@ class _Exponential:
             return self.maximum_of(tile, scores) if scale.symbol == "*" or tile is operation.operands[0] else None
         if operation.kind != "call":
             return None
+        if operation.what.value is elementwise.where and not operation.keywords:  # of rows that have no score
+            _, *either = operation.operands
+            near = [one for one in either if number_of(one, self.defined) is not None and not self.is_far(one)]
+            others = [one for one in either if one not in near]
+            return self.maximum_of(others[0], scores, scale) if len(near) == len(others) == 1 else None
         if operation.what.value is elementwise.maximum and not operation.keywords:
             maxima = (self.maximum_of(operand, scores, scale) for operand in operation.operands)
             return next((one for one in maxima if one is not None), None)
