@@ -235,12 +235,25 @@ def exact(o: tk.Out, q: tk.In, k: tk.In, n: int):
 
 
 def not_below(o: tk.Out, q: tk.In, k: tk.In, n: int):
-    """What is taken off is no maximum of the scores: powers may be large. And the sum does not begin with zeros."""
-    query, total = tk.load(q, (tk.bid(0), 0), (64, 64)), tk.ones((64, 1), tk.float32)
+    """What is taken off is no maximum of the scores: powers may be large. And nobody knows what the sum begins with."""
+    query, total = tk.load(q, (tk.bid(0), 0), (64, 64)), tk.full((64, 1), float(n), tk.float32)
     for j in range(n):
         s = tk.mma(query, tk.load(k, (j, 0), (64, 64)).transpose(), tk.zeros((64, 64), tk.float32)) * C
         total = total + tk.sum(tk.exp(s - tk.max(s * 0.5, 1, keepdims=True)), 1, keepdims=True)
     o.store(tk.broadcast_to(total, (64, 64)))
+
+
+def from_numbers(o: tk.Out, q: tk.In, k: tk.In, n: int):
+    """Sums that begin with one, as in Triton's tutorial, and with another number."""
+    query, highest = tk.load(q, (tk.bid(0), 0), (64, 64)), tk.zeros((64,), tk.float32) - float("inf")
+    total, other = tk.zeros((64,), tk.float32) + 1.0, tk.full((64, 1), -2.5, tk.float32)
+    for j in range(n):
+        s = tk.mma(query, tk.load(k, (j, 0), (64, 64)).transpose(), tk.zeros((64, 64), tk.float32)) * C
+        higher = tk.maximum(highest, tk.max(s, 1))
+        p = tk.exp(s - higher[:, None])
+        total = total * tk.exp(highest - higher) + tk.sum(p, 1)
+        other, highest = other + tk.sum(p, 1, keepdims=True), higher
+    o.store(tk.broadcast_to(total[:, None] + other, (64, 64)))
 
 
 def negative(o: tk.Out, q: tk.In, k: tk.In, n: int):
@@ -354,7 +367,7 @@ def test_a_mask_may_hold_from_some_turn_on(make, loops):
     assert text.count("where(") == loops - 1
 
 
-@pytest.mark.parametrize(("make", "added_up", "whole"), [(loops_in_a_row, 1, 0), (two_sums, 2, 1)])
+@pytest.mark.parametrize(("make", "added_up", "whole"), [(loops_in_a_row, 1, 0), (two_sums, 2, 1), (from_numbers, 2, 0)])
 def test_sums_go_on_by_parts(make, added_up, whole):
     """Parts are added up where something else reads the sum; from there on it is one of its own."""
     text, done = text_of(make)
@@ -433,7 +446,7 @@ def test_a_negative_factor_is_fused_alone():
 AGREEING = [
     softmax_sums, vectors, masked, masked_far_off, windowed, from_a_turn_on, loops_in_a_row, two_sums,
     exact, not_below, negative, units, from_the_least, masked_from_the_least, turning,
-    divided, guarded, penalties,
+    divided, guarded, penalties, from_numbers,
 ]  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from tilekit.lang.views import TensorView, TiledView
 
 __all__ = [
     "KEEPS", "constant_of", "dtype_constant", "is_known", "is_unset", "is_zeros", "joined_type", "kind_of", "known_attribute",
-    "may_be_one", "number_of", "operand_of", "same_types", "type_of_operand",
+    "may_be_one", "number_in", "number_of", "operand_of", "same_types", "type_of_operand",
 ]  # fmt: skip
 
 KEEPS = (
@@ -162,6 +162,21 @@ def number_of(operand: Operand, defined: Mapping[Value, Operation]) -> float | N
         return float(operand.value)
     except (ValueError, OverflowError):
         return None
+
+
+def number_in(tile: Operand, defined: Mapping[Value, Operation]) -> float | None:
+    """The number that all elements of a tile are known to be, such as of `tk.ones(...)`, or of zeros and a number added."""
+    definition = defined.get(tile) if isinstance(tile, Value) else None
+    if definition is None or not isinstance(definition.results[0].type, TileType):
+        return None
+    if definition.kind == "binary" and definition.what in ("+", "-"):
+        parts = [(number_of(part, defined), number_in(part, defined)) for part in definition.operands]
+        first, second = (of_tile if number is None else number for number, of_tile in parts)
+        return None if first is None or second is None else _ARITHMETIC[definition.what](first, second)
+    function = definition.what.value if definition.kind == "call" else None
+    if function is create.full and len(definition.operands) > 1:
+        return number_of(definition.operands[1], defined)
+    return 0.0 if function is create.zeros else 1.0 if function is create.ones else None
 
 
 def is_zeros(operand: Operand, defined: Mapping[Value, Operation]) -> bool:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tilekit import dtypes
-from tilekit.compiler.ir.constants import number_of
+from tilekit.compiler.ir.constants import number_in, number_of
 from tilekit.compiler.ir.elementwise import is_elementwise
 from tilekit.compiler.ir.inference import infer
 from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions
@@ -30,7 +30,7 @@ from tilekit.compiler.ir.products import product_of
 from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.ir.types import ScalarType, TileType, sampling
 from tilekit.compiler.passes.factors import is_view
-from tilekit.lang import calculation, create, elementwise, exponential, indexed, memory, reduction
+from tilekit.lang import calculation, elementwise, exponential, indexed, memory, reduction
 
 __all__ = ["fuse_exponentials"]
 
@@ -51,7 +51,7 @@ def fuse_exponentials(kernel: Region) -> None:
     positive = {p for p in kernel.parameters if isinstance(p.type, ScalarType) and p.type.positive}
     streams = [(loop.regions[0].parameters, len(loop.results)) for loop in kernel.walk() if loop.kind == "stream"]
     streamed = {tile for parameters, carried in streams for tile in parameters[: len(parameters) - carried]}
-    numbers = [number_of(operation.operands[1], defined) for operation in kernel.walk() if _fills(operation)]
+    numbers = [number_in(value, defined) for value in defined]
     lowest = any(number is not None and -math.inf < number < -_ROOM for number in numbers)
     with sampling():
         for region in kernel.regions():
@@ -298,11 +298,6 @@ class _Exponential:
         self.region.operations.insert(self.region.operations.index(following), operation)
         self.defined[operation.results[0]] = operation
         return operation.results[0]
-
-
-def _fills(operation: Operation) -> bool:
-    """Whether it makes a tile of one number."""
-    return operation.kind == "call" and operation.what.value is create.full and len(operation.operands) > 1
 
 
 def _is_large(value: Value) -> bool:

@@ -15,9 +15,9 @@ import math
 from collections.abc import Iterator
 
 from tilekit import dtypes
-from tilekit.compiler.ir.constants import number_of
+from tilekit.compiler.ir.constants import number_in
 from tilekit.compiler.ir.insertion import Insertion
-from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions
+from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Region, Value, definitions
 from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.ir.types import ScalarType, TileType, sampling
 from tilekit.lang import create, elementwise
@@ -85,14 +85,17 @@ class _Maximum:
         """What it begins with, in powers of two; None if that is not known, or has no room for the factor."""
         if isinstance(self.first, Value) and self.first in self.scaled:
             return self.scaled[self.first]
-        full = self.maker(self.first, "call", create.full)
-        if full is None or not isinstance(self.old.type, TileType) or self.old.type.dtype != dtypes.float32:
+        value = number_in(self.first, self.defined)
+        if value is None or not isinstance(self.old.type, TileType) or self.old.type.dtype != dtypes.float32:
             return None
-        shape, number = full.operands[:2]
-        value = number_of(number, self.defined)
-        if value is None or (value != -math.inf and not abs(value) <= _MOST):
+        if value != -math.inf and not abs(value) <= _MOST:
             return None
-        return before.call(create.full, shape, Constant(value * _FACTOR), Constant(dtypes.float32, "float32"))
+        return before.call(
+            create.full,
+            Group(tuple(map(Constant, self.old.type.shape))),
+            Constant(value * _FACTOR),
+            Constant(dtypes.float32, "float32"),
+        )
 
     def views(self, operation: Operation) -> Iterator[Operation | None]:
         """If an operation is the new maximum, times log2(e): what views the maximum first, or None for nothing."""

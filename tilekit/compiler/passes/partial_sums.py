@@ -4,17 +4,19 @@
 columns `8 * n + 2 * p` and `8 * n + 2 * p + 1`, for `p` from 0 to 3: what a thread holds of a result of tensor cores.
 
 Legal by the text of `tk.sum` for float32: what is added up round a loop may be added up in another order. The sum begins with
-zeros; `s` has one number for each row, and `x` is made of a product, element by element. From one such step to the next, in the
-same region, round a loop, in one loop behind the other, nothing else reads the sum; what reads it first gets the parts added.
+a number, of which each part has its share; `s` has one number for each row, and `x` is made of a product, element by element.
+From one such step to the next, in the same region, round a loop, in one loop behind the other, nothing else reads the sum; what
+reads it first gets the parts added.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from tilekit import dtypes
-from tilekit.compiler.ir.constants import is_zeros
+from tilekit.compiler.ir.constants import number_in
 from tilekit.compiler.ir.insertion import Insertion
 from tilekit.compiler.ir.nodes import Constant, Group, Operation, Region, Value, definitions, values_of
 from tilekit.compiler.ir.products import of_products
@@ -32,8 +34,8 @@ _SAID = "each thread adds up its own part of a row; the parts are added behind t
 def add_up_by_parts(kernel: Region) -> None:
     """Let parts of sums be added up round loops over streams, in the place of sums."""
     with sampling():
-        for steps in list(_Sums(kernel).all()):
-            _divide(steps)
+        for number, steps in list(_Sums(kernel).all()):
+            _divide(number, steps)
             for step in steps:
                 if isinstance(step, _Addition):
                     remark(step.last.location, "partial sums", _SAID)
@@ -108,16 +110,17 @@ class _Sums:
             for value in (value for operand in region.operands for value in values_of(operand)):
                 self._readers.setdefault(value, []).append(region)
 
-    def all(self) -> Iterator[list[_Step]]:
-        """The steps of each sum that has one round a loop over streams, those of a loop's turn ahead of it."""
+    def all(self) -> Iterator[tuple[float, list[_Step]]]:
+        """What each sum begins with that goes round a loop over streams, and its steps; those of a loop's turn ahead of it."""
         for region in self._kernel.regions():
             for operation in region.operations:
                 begins = operation.initial if operation.kind in _LOOPS else operation.operands
-                for at, zeros in enumerate(begins):
-                    if isinstance(zeros, Value) and is_zeros(zeros, self._defined):
-                        steps = self._from(zeros, operation, region, at)
+                for at, first in enumerate(begins):
+                    number = number_in(first, self._defined)
+                    if isinstance(first, Value) and number is not None and math.isfinite(number):
+                        steps = self._from(first, operation, region, at)
                         if any(isinstance(step, _Round) and step.loop.kind == "stream" for step in steps):
-                            yield steps
+                            yield number, steps
 
     def _from(self, before: Value, reader: Operation | Region | None, region: Region, at: int | None = None) -> list[_Step]:
         """The steps that follow each other in a region, from who reads the sum on: as number `at` of what a loop carries."""
@@ -179,8 +182,8 @@ class _Sums:
         return tile if rows and shape[1] % (_PARTS * _NEIGHBOURS) == 0 and tile in self._products else None
 
 
-def _divide(steps: list[_Step]) -> None:
-    """Put parts in the place of a sum; what reads it behind the last step gets them added up."""
+def _divide(number: float, steps: list[_Step]) -> None:
+    """Put parts in the place of a sum that begins with a number; what reads it behind the last step gets them added up."""
     final = steps[-1]
     begins = next(step for step in steps if step.region is final.region)
     tile = next(step.tile.type for step in steps if isinstance(step, _Addition))
@@ -189,9 +192,11 @@ def _divide(steps: list[_Step]) -> None:
     parts = {step.loop.carried[step.at]: Value(step.result.name, kind) for step in steps if isinstance(step, _Round)}
 
     start = Insertion(begins.first.location)
-    zeros = begins.loop.initial[begins.at] if isinstance(begins, _Round) else begins.before
-    assert isinstance(zeros, Value), "a tile"
-    parts[zeros] = start.call(create.zeros, Group(tuple(map(Constant, kind.shape))), Constant(kind.dtype, "float32"))
+    first = begins.loop.initial[begins.at] if isinstance(begins, _Round) else begins.before
+    assert isinstance(first, Value), "a tile"
+    shape, dtype = Group(tuple(map(Constant, kind.shape))), Constant(kind.dtype, "float32")
+    share = [Constant(number / _PARTS)] if number else []
+    parts[first] = start.call(create.full if number else create.zeros, shape, *share, dtype)
     _insert(begins.region, begins.region.operations.index(begins.first), start)
     for step in steps:
         if isinstance(step, _Addition):
