@@ -101,6 +101,19 @@ def guarded(o: tk.Out, q: tk.In, k: tk.In, n: int, by: float = 0.3):
     o.store(tk.broadcast_to(total + other, (64, 64)))
 
 
+def slopes(o: tk.Out, q: tk.In, k: tk.In, n: int, by: float = 0.05):
+    """A number of the launch times how far apart row and column are, which is no mask."""
+    query, highest = tk.load(q, (tk.bid(0), 0), (64, 64)), tk.full((64, 1), -1e30, tk.float32)
+    total, apart = tk.zeros((64, 1), tk.float32), tk.arange(64)[:, None] - tk.arange(64)[None, :]
+    for j in range(n):
+        s = tk.mma(query, tk.load(k, (j, 0), (64, 64)).transpose(), tk.zeros((64, 64), tk.float32)) * C
+        s = s - by * (apart - 64 * (j - tk.bid(0))).astype(tk.float32)
+        higher = tk.maximum(highest, tk.max(s, 1, keepdims=True))
+        total = total * tk.exp(highest - higher) + tk.sum(tk.exp(s - higher), 1, keepdims=True)
+        highest = higher
+    o.store(tk.broadcast_to(total, (64, 64)))
+
+
 def penalties(o: tk.Out, q: tk.In, k: tk.In, n: int, by: float = 1e9):
     """Masks as zeros and ones, times a large number."""
     query, highest = tk.load(q, (tk.bid(0), 0), (64, 64)), tk.full((64, 1), -1e30, tk.float32)
@@ -434,6 +447,10 @@ def test_maxima_of_rows_without_a_score_and_differences_times_a_number():
     assert not re.search(r"float32\[64, 64\] = tk.exp\(", text)
 
 
+def test_slopes_are_no_masks():
+    assert "float32[64, 64] = fma(" in text_of(slopes)[0]
+
+
 def test_masks_times_a_large_number_are_far_off():
     assert "float32[64, 64] = fma(" not in text_of(penalties)[0]
 
@@ -446,7 +463,7 @@ def test_a_negative_factor_is_fused_alone():
 AGREEING = [
     softmax_sums, vectors, masked, masked_far_off, windowed, from_a_turn_on, loops_in_a_row, two_sums,
     exact, not_below, negative, units, from_the_least, masked_from_the_least, turning,
-    divided, guarded, penalties, from_numbers,
+    divided, guarded, slopes, penalties, from_numbers,
 ]  # fmt: skip
 
 

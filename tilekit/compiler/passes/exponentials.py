@@ -180,9 +180,12 @@ class _Exponential:
     def is_of_truths(self, tile: Operand) -> bool:
         """Whether it is computed from a mask, as zeros and ones: times a number it is a mask as well."""
         operation = self.defined.get(tile) if isinstance(tile, Value) else None
-        if operation is None or not (is_elementwise(operation) or is_view(operation) or operation.kind in ("item", "method")):
+        made = None if operation is None else operation.results[0].type
+        if operation is None or not isinstance(made, TileType):
             return False
-        return operation.results[0].type.dtype == dtypes.bool_ or any(map(self.is_of_truths, operation.operands))  # type: ignore[union-attr]
+        if not (is_elementwise(operation) or is_view(operation) or operation.kind in ("item", "method")):
+            return False
+        return made.dtype == dtypes.bool_ or any(map(self.is_of_truths, operation.operands))
 
     def is_far(self, other: Operand) -> bool:
         """Whether it is a number, and none that is known to be -inf or near 0."""
