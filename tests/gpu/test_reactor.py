@@ -130,6 +130,7 @@ def test_large_copies_do_not_block_the_loop(device):
     asyncio.run(main())
 
 
+@pytest.mark.alone
 def test_copies_behind_a_long_kernel_do_not_block_the_loop(device, faulty):
     source = np.zeros(1 << 20, np.uint8)
 

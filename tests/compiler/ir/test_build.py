@@ -7,6 +7,7 @@ import through_ir
 
 import tilekit as tk
 from tilekit import api
+from tilekit._runtime.device import Device, use_device
 from tilekit.compiler.ir.build import Unsupported, build
 from tilekit.compiler.ir.printer import printed
 from tilekit.compiler.ir.verify import verify
@@ -182,7 +183,7 @@ def searched(n):
 
 
 @pytest.mark.parametrize("n", [0, 3, 4, 30])
-def test_returns_from_loops_and_else(device, n):
+def test_returns_from_loops_and_else(n):
     @tk.kernel
     def kernel(y: tk.Out, n: int):
         i, j = first_beyond(n, 8)
@@ -201,6 +202,6 @@ def test_returns_from_loops_and_else(device, n):
         found = 4 if n > 2 else 0
         return i * 1000 + j + total * 100000 + found
 
-    with through_ir.run_through_ir():
+    with use_device(Device("cpu")), through_ir.run_through_ir():
         result = kernel(api.zeros(4, tk.int32).partition(4), n).first().unpartition().to_host().sync()
     assert result.tolist() == [python(n)] * 4
