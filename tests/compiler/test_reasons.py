@@ -426,15 +426,16 @@ def chained(o: tk.Out, q: tk.In, k: tk.In, v: tk.In, n: int, how: tk.Const):
 
 def looked_up(o: tk.Out, q: tk.In, k: tk.In, v: tk.In, n: int, how: tk.Const):
     query, acc = tk.load(q, (tk.bid(0), 0), (64, 64)), tk.zeros((64, 64), tk.float32)
+    at = 0
     for j in range(k.shape[0] // 64):
-        at = j * j if how == "squares" else j
+        at = (2 * at + 1) % 3 if how == "handed on" else j * j
         s = tk.mma(query, tk.load(k, (at, 0), (64, 64)).transpose(), tk.zeros((64, 64), tk.float32))
         acc = tk.mma(s.astype(v.dtype), tk.load(v, (at, 0), (64, 64)), acc)
     o.store(acc)
 
 
 ROTATIONS = [
-    *ways(looked_up, ("squares", "each turn finds out which tiles come")),
+    *ways(looked_up, ("handed on", "each turn finds out which tiles come")),
     *ways(
         attending,
         ("told", "rotate=False"),
@@ -484,7 +485,7 @@ def test_why_a_loop_is_not_rotated(row):
     without, count = of_transformation("rotation", row.kernel, **row.without)
     assert [done for done, _ in without] == [True]
     assert count == (6 if row.kernel is chained else 4)
-    whole = {attending: "told", looked_up: "squares"}.get(row.kernel, "all")
+    whole = {attending: "told", looked_up: "handed on"}.get(row.kernel, "all")
     assert row.kernel is chained or of_transformation("rotation", row.kernel, whole)[1] == 2
 
 

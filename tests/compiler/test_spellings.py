@@ -167,8 +167,35 @@ def persistent(c: tk.Out, a: tk.In, b: tk.In):
         c.store(acc.astype(c.dtype), tile)
 
 
-SAME = (ranged, counted, in_tuples, helped, named, passed_on, added, by_operator, indexed)
-OTHER = (from_one, in_halves, under_a_condition, persistent)
+@tk.kernel(num_warps=8)
+def backwards(c: tk.Out, a: tk.In, b: tk.In):
+    acc = tk.zeros((BM, BN), tk.float32)
+    for k in range(tk.cdiv(a.shape[1], BK) - 1, -1, -1):
+        acc = tk.mma(tk.load(a, (tk.bid(0), k), (BM, BK)), tk.load(b, (k, tk.bid(1)), (BK, BN)), acc)
+    c.store(acc.astype(c.dtype))
+
+
+@tk.kernel(num_warps=8)
+def staggered(c: tk.Out, a: tk.In, b: tk.In):
+    acc, n = tk.zeros((BM, BN), tk.float32), tk.cdiv(a.shape[1], BK)
+    for k in range(n):
+        at = (k + tk.bid(0)) % n
+        acc += tk.load(a, (tk.bid(0), at), (BM, BK)) @ tk.load(b, (at, tk.bid(1)), (BK, BN))
+    c.store(acc.astype(c.dtype))
+
+
+@tk.kernel(num_warps=8)
+def by_elements(c: tk.Out, a: tk.In, b: tk.In):
+    acc, first = tk.zeros((BM, BN), tk.float32), 0
+    for k in range(tk.cdiv(a.shape[1], BK)):
+        acc = tk.mma(tk.load(a, (tk.bid(0), first // BK), (BM, BK)), tk.load(b, (k, tk.bid(1)), (BK, BN)), acc)
+        first += BK
+    c.store(acc.astype(c.dtype))
+
+
+GATHERED = (backwards, staggered)
+SAME = (ranged, counted, by_elements, in_tuples, helped, named, passed_on, added, by_operator, indexed)
+OTHER = (from_one, in_halves, under_a_condition, persistent, *GATHERED)
 
 
 def launch(kernel, m=1024, n=1024, k=1024, dtype=tk.bfloat16, tile=(128, 256, 64)):
@@ -213,6 +240,19 @@ def test_loops_of_another_kind_have_their_rings(kernel, expected):
     assert abs(compiled.registers - like.registers) <= 8
     assert {ring.stages for ring in explained.pipelines} == {4}
     hazards.check(compiled)
+
+
+def product_loop(compiled):
+    """The instructions of the shortest loop with products."""
+    code, labels = hazards.parsed(compiled.sass)
+    jumps = ((at, labels.get(step.operands[-1].strip("`()"), at)) for at, step in enumerate(code) if step.name.startswith("BRA"))
+    loops = [[step.name for step in code[first : last + 1]] for last, first in jumps if first < last]
+    return min((names for names in loops if any("HGMMA" in name for name in names)), key=len)
+
+
+@pytest.mark.parametrize("kernel", GATHERED, ids=lambda kernel: kernel.name)
+def test_the_order_of_tiles_costs_those_who_multiply_nothing(kernel, expected):
+    assert len(product_loop(launch(kernel).compile(target="sm_90a"))) == len(product_loop(expected["sm_90a"]))
 
 
 @pytest.mark.parametrize("kernel", [documented, ranged, persistent], ids=lambda kernel: kernel.name)

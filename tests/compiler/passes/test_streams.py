@@ -18,7 +18,7 @@ from tilekit.compiler.passes.hoisting import hoist_invariants
 
 def launch(make, *, dtype=tk.float16, rank=2):
     c, a = api.meta((256, 256)).partition((64, 64)), api.meta((256,) * rank, dtype)
-    return tk.kernel(make)(c, a, a, 3)
+    return tk.kernel(make)(c, a, a, 3, *([api.meta(5, tk.int32)] if make is paged else []))
 
 
 def text_of(make, *passes, **options):
@@ -78,7 +78,7 @@ def by_two(c: tk.Out, a: tk.In, b: tk.In, n: int):
 def far_apart(c: tk.Out, a: tk.In, b: tk.In, n: int):
     acc = tk.zeros((64, 64), tk.float32)
     for k in range(n):
-        acc = tk.mma(tk.load(a, (0, 2 * k), (64, 64)), tk.load(b, (-k, 1), (64, 64)), acc)
+        acc = tk.mma(tk.load(a, (0, 2 * k), (64, 64)), tk.load(b, (n - 1 - k, 1), (64, 64)), acc)
     c.store(acc)
 
 
@@ -86,6 +86,33 @@ def along_both(c: tk.Out, a: tk.In, b: tk.In, n: int):
     acc = tk.zeros((64, 64), tk.float32)
     for k in range(n):
         acc = tk.mma(tk.load(a, (k, k), (64, 64)), tk.load(b, (k, k), (64, 64)), acc)
+    c.store(acc)
+
+
+def in_turns(c: tk.Out, a: tk.In, b: tk.In, n: int):
+    """Beginning with another one, and behind the last with the first."""
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(n):
+        at = (k + 2) % n
+        acc = tk.mma(tk.load(a, (0, at), (64, 64)), tk.load(b, (at, 1), (64, 64)), acc)
+    c.store(acc)
+
+
+def paged(c: tk.Out, a: tk.In, b: tk.In, n: int, table: tk.In):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(n):
+        page = tk.load(table, k, ()).item()
+        acc = tk.mma(tk.load(a, (0, page), (64, 64)), tk.load(b, (page, n // 2), (64, 64)), acc)
+    c.store(acc)
+
+
+def with_its_number(c: tk.Out, a: tk.In, b: tk.In, n: int):
+    """Which decides about what is multiplied, and comes from the end."""
+    acc, cols = tk.zeros((64, 64), tk.float32), tk.arange(64)[None, :]
+    for k in range(n - 1, -1, -1):
+        first = tk.load(a, (k // 2, k), (64, 64))
+        first = tk.where(64 * k + cols < 200, first, 0.0).astype(a.dtype)
+        acc = tk.mma(first, tk.load(b, (k, 1), (64, 64)), acc)
     c.store(acc)
 
 
@@ -297,7 +324,32 @@ def test_what_is_told_to_others_holds_up_nothing():
     assert "= stream " in text_of(told_to_others, *PASSES)
 
 
-@pytest.mark.parametrize("make", [by_two, far_apart, along_both, looked_up, sometimes, goes_on], ids=lambda make: make.__name__)
+GATHERED = [by_two, far_apart, along_both, in_turns, paged, with_its_number]
+
+
+@pytest.mark.parametrize("make", GATHERED, ids=lambda make: make.__name__)
+def test_other_orders_of_tiles_are_gathered(make):
+    text = text_of(make, *PASSES)
+    assert text.count(" gathered by ") == 2 * text.count("= stream ") > 0
+    assert " for " not in text
+
+
+@pytest.mark.parametrize("make", GATHERED, ids=lambda make: make.__name__)
+def test_gathered_tiles_are_those_of_their_turns(make, device):
+    rng = np.random.default_rng(5)
+    arrays = [rng.integers(-9, 10, (320, 320)).astype(np.float16) for _ in range(2)]
+    pages = np.array([4, 0, 3, 3, 1], np.int32)
+
+    def run(n):
+        c, a, b, table = api.full((64, 64), -1.0).sync(), *(api.from_host(x).sync() for x in (*arrays, pages))
+        tk.kernel(make)(c.partition((64, 64)), a, b, n, *([table] if make is paged else [])).sync()
+        return c.to_host().sync()
+
+    for n in range(6 if make is paged else 3):
+        np.testing.assert_array_equal(*both_ways(lambda n=n: run(n), device))
+
+
+@pytest.mark.parametrize("make", [looked_up, sometimes, goes_on], ids=lambda make: make.__name__)
 def test_turns_that_find_out_their_tiles_are_loops_of_one(make):
     text = text_of(make, *PASSES)
     assert "for t" in text or "for k" in text

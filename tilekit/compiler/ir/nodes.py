@@ -12,6 +12,11 @@ builder resolves them, so an alias, a tuple that is taken apart or a helper leav
             carried values. Behind `passes.rings` it takes the tiles from a ring of stages (`what` is `consume`), or fills one,
             and has no tiles then (`produce`)
 
+A stream is a row of tiles, `x.tiles(...)[i, :]`, or tiles in an order that a pass has found out:
+
+    gathered  operands (tensor, extents, start, stop, *captured): a tile for each number from start to stop. `what` is a region
+            that reads nothing from outside, with this number and what is captured for parameters: it ends with the tile's index
+
 A region ends in one of four ways (`Region.exit`), and says with which values:
 
     yield     an `if` goes on behind it, with the results; a loop goes on with its next turn, with the carried values

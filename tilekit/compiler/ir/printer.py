@@ -50,6 +50,8 @@ class _Printer:
         results = ", ".join(f"{self.name(value)}: {value.type}" for value in operation.results)
         text = f"{indent}{results} = {head}" if results else indent + head
         yield f"{text:<100}  # {operation.location}"
+        if operation.kind == "gathered":
+            yield from self.region(operation.what, indent + "    ")
         for at, body in enumerate(bodies):
             if at:
                 yield f"{indent}else:"
@@ -73,6 +75,10 @@ class _Printer:
                 return f"{self.operand(operands[0])} {operation.what} {self.operand(operands[1])}"
             case "if":
                 return f"if {self.operand(operands[0])}:"
+            case "gathered":
+                tensor, extents, start, stop, *captured = map(self.operand, operands)
+                parameters = zip(map(self.name, operation.what.parameters), (f"{start}:{stop}", *captured), strict=True)
+                return f"{tensor}.tiles({extents}) gathered by {', '.join(f'{name} = {value}' for name, value in parameters)}:"
         return self.loop(operation)
 
     def loop(self, operation: Operation) -> str:

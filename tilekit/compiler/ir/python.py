@@ -23,11 +23,13 @@ from tilekit.compiler.ir.nodes import (
     Section,
     Undefined,
     Value,
+    copied,
+    mapped,
     values_of,
 )
 from tilekit.compiler.ir.symbols import SYMBOLS
 from tilekit.compiler.ir.types import ScalarType, TileType, Type
-from tilekit.lang import create
+from tilekit.lang import create, memory
 from tilekit.lang.pipelines import pipelined
 from tilekit.lang.tile import scalar_kind
 
@@ -62,6 +64,7 @@ class _Emitter:
         self.lines: list[Location] = []
         self.turns: dict[Operand, str] = {}
         self.turn_statements: list[tuple[ast.Tuple, list[ast.stmt]]] = []
+        self.gathered: dict[Operand, Operation] = {}
 
     def bound_kernel(self) -> BoundKernel:
         old = self.bound.definition
@@ -138,6 +141,9 @@ class _Emitter:
             return self.loop(operation)
         if operation.results and operation.results[0] in self.views:
             return []
+        if operation.kind == "gathered":
+            self.gathered[operation.results[0]] = operation
+            return []
         expression = self.expression(operation)
         if operation.kind == "call" and operation.what.value is intrinsics.ring:
             self.turns[operation.results[0]] = counter = self.fresh("stage")
@@ -156,7 +162,9 @@ class _Emitter:
         (region,) = operation.regions
         carried, initial = operation.carried, operation.initial
         items = region.parameters[: len(region.parameters) - len(carried)]
-        over = [self.operand(operand) for operand in operation.operands[: len(operation.operands) - len(initial)]]
+        operands = operation.operands[: len(operation.operands) - len(initial)]
+        gathered = [self.gathered[operand] for operand in operands if operand in self.gathered]
+        over = [] if gathered else [self.operand(operand) for operand in operands]
         before = self.moves(carried, initial)
         for result, parameter in zip(operation.results, carried, strict=True):
             self.names[result] = self.name(parameter)  # what a loop ends with is what its next turn would have begun with
@@ -165,7 +173,9 @@ class _Emitter:
         if operation.kind == "while":
             return [*before, ast.While(ast.Constant(True), body, [])]
         if operation.kind == "stream" and operation.what:
-            return [*before, *self.ring_loop(operation, over, target, body)]
+            return [*before, *self.ring_loop(operation, over, gathered, target, body)]
+        if gathered:
+            return [*before, self.plain_loop(gathered, items, body)]
         assert target is not None
         if operation.kind == "for":
             over = [ast.Call(self.reference(Constant(range, "range")), over, [])]
@@ -175,7 +185,12 @@ class _Emitter:
         return [*before, ast.For(target, over[0], body, [])]
 
     def ring_loop(
-        self, loop: Operation, streams: Sequence[ast.expr], target: ast.expr | None, body: list[ast.stmt]
+        self,
+        loop: Operation,
+        streams: Sequence[ast.expr],
+        gathered: Sequence[Operation],
+        target: ast.expr | None,
+        body: list[ast.stmt],
     ) -> list[ast.stmt]:
         """A loop whose turns fill stages of a ring, or take them and give them back.
 
@@ -194,14 +209,20 @@ class _Emitter:
         counter = self.turns[loop.keywords["ring"]]
         turn = ast.Name(counter, ast.Load())
         rows = [variable("row", stream) for stream in streams]
-        count = variable("steps", call(intrinsics.steps, *rows))
+        turns_of = call(intrinsics.counted, self.count(gathered)) if gathered else call(intrinsics.steps, *rows)
+        count = variable("steps", turns_of)
         index = self.fresh("turn")
         k: ast.expr = ast.Constant(0) if once else ast.Name(index, ast.Load())
         counted = call(intrinsics.counted, ast.BinOp(turn, ast.Add(), ast.Constant(1)))
         further = ast.Assign([ast.Name(counter, ast.Store())], counted)
         behind: list[ast.stmt] = []
         if loop.what == "produce":
-            turns: list[ast.stmt] = [ast.Expr(call(intrinsics.put, ring, turn, k, *rows)), *body, further]
+            turns: list[ast.stmt] = []
+            for stream in gathered:
+                place, row = self.one_tile(stream, k)
+                turns, rows = [*turns, *place], [*rows, row]
+            at: ast.expr = ast.Constant(0) if gathered else k
+            turns += [ast.Expr(call(intrinsics.put, ring, turn, at, *rows)), *body, further]
         else:
             assert target is not None, "it takes tiles"
             lines = [ast.Tuple([], ast.Load()) for _ in range(3)]
@@ -214,8 +235,48 @@ class _Emitter:
             self.places |= {id(statement): loop.location for statement in (take, *turns[-2:])}
         if once:
             return [*statements, ast.If(count, turns, []), *behind]
-        turns_of = ast.Call(self.reference(Constant(range, "range")), [count], [])
-        return [*statements, ast.For(ast.Name(index, ast.Store()), turns_of, turns, []), *behind]
+        over = ast.Call(self.reference(Constant(range, "range")), [count], [])
+        return [*statements, ast.For(ast.Name(index, ast.Store()), over, turns, []), *behind]
+
+    def plain_loop(self, gathered: Sequence[Operation], items: Sequence[Value], body: list[ast.stmt]) -> ast.stmt:
+        """A loop over gathered streams that loads its tiles when it needs them."""
+        index = self.fresh("turn")
+        statements: list[ast.stmt] = []
+        for item, operation in zip(items, gathered, strict=True):
+            place, at = self.place(operation, ast.Name(index, ast.Load()))
+            tensor, extents, *_ = map(self.operand, operation.operands)
+            load = ast.Call(self.reference(Constant(memory.load, "load")), [tensor, self.operand(at), extents], [])
+            statements += [*place, ast.Assign([self.target(item)], load)]
+        over = ast.Call(self.reference(Constant(range, "range")), [self.count(gathered)], [])
+        return ast.For(ast.Name(index, ast.Store()), over, [*statements, *body], [])
+
+    def count(self, gathered: Sequence[Operation]) -> ast.expr:
+        """How many turns a loop over gathered streams has; all have equally many."""
+        _, _, start, stop, *_ = gathered[0].operands
+        return ast.BinOp(self.operand(stop), ast.Sub(), self.operand(start))
+
+    def place(self, gathered: Operation, turn: ast.expr) -> tuple[list[ast.stmt], Operand]:
+        """What finds out which tile of a stream comes in a turn, and its index."""
+        _, _, start, _, *captured = gathered.operands
+        number, *others = gathered.what.parameters
+        known: dict[Value, Operand] = dict(zip(others, captured, strict=True))
+        known[number] = k = Value(number.name, number.type)
+        statements: list[ast.stmt] = [ast.Assign([self.target(k)], ast.BinOp(self.operand(start), ast.Add(), turn))]
+        for operation in copied(gathered.what.operations, known):
+            statements += self.operation(operation, ())
+        return statements, mapped(gathered.what.operands[0], known)
+
+    def one_tile(self, gathered: Operation, turn: ast.expr) -> tuple[list[ast.stmt], ast.expr]:
+        """The same, and the row of that tile alone."""
+        statements, index = self.place(gathered, turn)
+        parts = index.parts if isinstance(index, Group) else (index,)
+        along = next((d for d in reversed(range(len(parts))) if isinstance(parts[d], Value)), 0)
+        behind = ast.BinOp(self.operand(parts[along]), ast.Add(), ast.Constant(1))
+        at = [self.operand(part) for part in parts]
+        at[along] = ast.Slice(at[along], behind)
+        tensor, extents, *_ = map(self.operand, gathered.operands)
+        tiles = ast.Call(ast.Attribute(tensor, "tiles", ast.Load()), [extents], [])
+        return statements, ast.Subscript(tiles, ast.Tuple(at, ast.Load()) if len(at) > 1 else at[0], ast.Load())
 
     def intrinsic(self, function: Callable[..., Any], *arguments: ast.expr) -> ast.Call:
         return ast.Call(self.reference(Constant(function, f"tilekit__{function.__name__}")), list(arguments), [])

@@ -14,7 +14,7 @@ from __future__ import annotations
 from tilekit.compiler.ir.affine import Affine, affine, condition_of, materialized
 from tilekit.compiler.ir.effects import effects
 from tilekit.compiler.ir.insertion import Insertion
-from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions, leaves, values_of
+from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions, values_of
 from tilekit.compiler.ir.types import ScalarType, sampling
 from tilekit.lang import calculation, memory
 
@@ -159,12 +159,12 @@ def _by_one_counter(loop: Operation, defined: dict[Value, Operation], ends: dict
     first = affine(start, defined)
     if step != Constant(1) or list(loop.ends()) != loop.regions or first is None:
         return []
-    behind = Insertion(loop.location)
+    behind, placing = Insertion(loop.location), _placing_tiles(body, defined)
     for value in list(loop.carried):
         at = loop.carried.index(value)
         initial, result = affine(loop.initial[at], defined), loop.results[at]
         width = _added(body.operands[at], value, defined) if initial is not None else 0
-        if initial is None or not width or not _places_tiles(value, body, defined):
+        if initial is None or not width or value not in placing:
             continue
         sum_ = initial.plus(Affine({body.parameters[0]: 1}, 0).plus(first, -1), width)
         operations, ends[value] = materialized(sum_, loop.location)
@@ -177,11 +177,14 @@ def _by_one_counter(loop: Operation, defined: dict[Value, Operation], ends: dict
     return behind.operations
 
 
-def _places_tiles(value: Value, body: Region, defined: dict[Value, Operation]) -> bool:
-    """Whether a load takes a number for an index, or a sum with it."""
-    for operation in body.walk():
-        if operation.kind == "call" and operation.what.value is memory.load:
-            sums = [affine(part, defined) for part in leaves(operation.operands[1])]
-            if any(sum_ is not None and value in sum_.terms for sum_ in sums):
-                return True
-    return False
+def _placing_tiles(body: Region, defined: dict[Value, Operation]) -> set[Value]:
+    """What the indices of loads are made of."""
+    placing: set[Value] = set()
+    loads = [one for one in body.walk() if one.kind == "call" and one.what.value is memory.load]
+    wanted = [value for load in loads for value in values_of(load.operands[1])]
+    while wanted:
+        value = wanted.pop()
+        if value not in placing:
+            placing.add(value)
+            wanted += defined[value].reads() if value in defined and not defined[value].regions else []
+    return placing

@@ -79,7 +79,8 @@ class _Differing:
             if len(operation.results) == len(cluster):
                 return [value for value, blocks in zip(operation.results, cluster, strict=True) if blocks > 1]
         if not operation.regions:
-            own = operation.kind == "call" and operation.what.value is memory.bid
+            asked = [operation, *(operation.what.operations if operation.kind == "gathered" else ())]
+            own = any(one.kind == "call" and one.what.value is memory.bid for one in asked)
             differs = own or any(map(self.of, (*operation.operands, *operation.keywords.values())))
             return operation.results if differs else []
         if self.decides(operation):
@@ -105,6 +106,8 @@ def _around(region: Region, loops: list[Operation]) -> Iterator[Operation]:
 
 def _bounds(row: Operation) -> Iterator[Operand]:
     """What decides how many tiles a stream has."""
+    if row.kind == "gathered":
+        yield from row.operands[2:4]
     index = row.operands[1] if row.kind == "item" else Group(())
     for part in index.parts if isinstance(index, Group) else (index,):
         if isinstance(part, Section):

@@ -201,6 +201,8 @@ def _grid(stream: Operand, known: _Known) -> Key:
     view = known.definition(stream)
     if view is not None and view.kind == "item":
         view = known.definition(view.operands[0])
+    if view is not None and view.kind == "gathered":
+        view = Operation("method", view.operands[:2], view.location, "tiles")
     if view is None or view.kind != "method":
         raise Unfit(_CHOSEN)
     return _view(view, known)
@@ -260,6 +262,8 @@ def _has_one_turn(loop: Operation, defined: Definitions) -> bool:
 
 
 def _is_one_tile(row: Operation, defined: Definitions) -> bool:
+    if row.kind == "gathered":
+        return _spans_one(Section(row.operands[2], row.operands[3], Constant(None)), defined)
     if row.kind != "item":
         return False
     parts = row.operands[1].parts if isinstance(row.operands[1], Group) else (row.operands[1],)

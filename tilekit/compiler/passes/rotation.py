@@ -21,7 +21,7 @@ multiplied before there is anything in them (`tk.mma` says so). `tk.pipelined(..
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from tilekit.compiler.ir.constants import is_zeros
@@ -43,7 +43,7 @@ from tilekit.compiler.ir.nodes import (
 from tilekit.compiler.ir.products import accumulates
 from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.ir.types import TileType, sampling
-from tilekit.compiler.passes.rows import Row, rows_of
+from tilekit.compiler.passes.rows import Gathered, Row, rows_of
 from tilekit.compiler.passes.staging import FOUND_OUT
 
 __all__ = ["rotate_products"]
@@ -201,7 +201,7 @@ class _Rotation:
 
     # --------------------------------------------------------------------------------------------------------------- the loops
 
-    def prologue(self, rows: list[Row]) -> list[Operand]:
+    def prologue(self, rows: Sequence[Row | Gathered]) -> list[Operand]:
         """The first half of turn 0; what it hands on, and what crosses to the second half."""
         halves = self.halves
         known: dict[Value, Operand] = dict(zip(self.loop.carried, self.loop.initial, strict=True))
@@ -239,7 +239,7 @@ class _Rotation:
         zeros = (x for x in operands if isinstance(x, Value) and is_zeros(x, self.defined))
         return next((x for x in zeros if x.type == operation.results[0].type), None)
 
-    def turns(self, rows: list[Row], begun: list[Operand]) -> Operation:
+    def turns(self, rows: Sequence[Row | Gathered], begun: list[Operand]) -> Operation:
         """The first half of turn t + 1, and within it the second half of turn t."""
         halves, carried = self.halves, self.loop.carried
         known: dict[Value, Operand] = {}
@@ -267,7 +267,7 @@ class _Rotation:
         initial = [*begun, *(self.loop.initial[at] for at in self.late)]
         return self.stream(streams, initial, inner)
 
-    def epilogue(self, rows: list[Row], turns: Operation) -> Operation:
+    def epilogue(self, rows: Sequence[Row | Gathered], turns: Operation) -> Operation:
         """The second half of the last turn."""
         halves, carried = self.halves, self.loop.carried
         known: dict[Value, Operand] = {}

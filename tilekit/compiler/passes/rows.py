@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tilekit.compiler.ir.inference import infer
 from tilekit.compiler.ir.insertion import Insertion
-from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Section, Value
+from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Region, Section, Value
 from tilekit.lang import memory
 
-__all__ = ["Row", "rows_of"]
+__all__ = ["Gathered", "Row", "rows_of"]
 
 _NONE = Constant(None)
 
@@ -44,8 +46,43 @@ class Row:
         return new.emit("item", [grid, Group(parts) if len(parts) > 1 else section])
 
 
-def rows_of(operands: list[Operand], defined: dict[Value, Operation], new: Insertion) -> list[Row] | None:
+@dataclass(frozen=True)
+class Gathered:
+    """A stream of tiles in an order of their own.
+
+    Attributes:
+        tensor, extents: of which tensor, and of tiles of which shape.
+        index: what gives the index of a tile, as `ir.nodes` says of `gathered`.
+        captured: what this reads.
+        start, stop: the first number that it is given, and the one behind the last.
+    """
+
+    tensor: Operand
+    extents: Operand
+    index: Region
+    captured: tuple[Operand, ...]
+    start: Operand
+    stop: Operand
+
+    def part(self, start: Operand, stop: Operand, new: Insertion) -> Value:
+        """A part of it: the tiles of these numbers."""
+        tiles = infer(Operation("method", [self.tensor, self.extents], new.location, "tiles"))
+        assert isinstance(tiles, Value), "a grid of tiles"
+        result = Value("t", tiles.type)
+        operands = [self.tensor, self.extents, start, stop, *self.captured]
+        new.add([Operation("gathered", operands, new.location, self.index, results=[result])])
+        return result
+
+    def one(self, at: Operand, new: Insertion) -> Value:
+        """The tile of one number."""
+        return self.part(at, new.plus(at, 1), new)
+
+
+def rows_of(operands: list[Operand], defined: dict[Value, Operation], new: Insertion) -> Sequence[Row | Gathered] | None:
     """What the streams of a loop are, with bounds that are within the tensor; None if one is no such row."""
+    makers = [defined[operand] for operand in operands if isinstance(operand, Value) and operand in defined]
+    if makers and all(maker.kind == "gathered" for maker in makers):
+        return [_gathered(*maker.operands, index=maker.what) for maker in makers]
     parsed = [_parsed(operand, defined) for operand in operands]
     if any(each is None for each in parsed):
         return None
@@ -57,6 +94,10 @@ def rows_of(operands: list[Operand], defined: dict[Value, Operation], new: Inser
         stop = count if section.stop == _NONE else new.call(min, section.stop, count)
         rows.append(Row(tensor, extents, parts, dim, Constant(0) if section.start == _NONE else section.start, stop))
     return rows
+
+
+def _gathered(tensor: Operand, extents: Operand, start: Operand, stop: Operand, *captured: Operand, index: Region) -> Gathered:
+    return Gathered(tensor, extents, index, captured, start, stop)
 
 
 def _parsed(operand: Operand, defined: dict[Value, Operation]) -> tuple[Operand, Operand, tuple[Operand, ...], int] | None:

@@ -12,6 +12,7 @@ stays. `tk.pipelined(..., split=False)` keeps a loop as it is.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.ir.types import sampling
 from tilekit.compiler.passes.conditions import Conditions, is_masked
 from tilekit.compiler.passes.consumer import may_be_under_way
-from tilekit.compiler.passes.rows import Row, rows_of
+from tilekit.compiler.passes.rows import Gathered, Row, rows_of
 
 __all__ = ["split_by_masks"]
 
@@ -159,7 +160,7 @@ class _Split:
         return bounds
 
 
-def _at(turn: Operand, rows: list[Row], new: Insertion) -> list[Operand]:
+def _at(turn: Operand, rows: Sequence[Row | Gathered], new: Insertion) -> list[Operand]:
     """Which tile of each row comes in a turn."""
     return [turn if row.start == Constant(0) else new.emit("binary", [row.start, turn], "+") for row in rows]
 

@@ -7,9 +7,11 @@ Legal where, of a loop that counts up by 1 and that nothing leaves early:
 - its index is the counter and what does not change, along one dimension, and does not change along the others;
 - the kernel reads no result of an atomic operation: what is loaded ahead does not wait for what others tell by them.
 
-Where a load's index is something else that a turn finds out (an element of a table of pages, two tiles a turn), or whether it
-loads at all, without loading more than elements of such tensors for it, the turn becomes a loop of its own, or its branch does,
-over streams of one tile each: they are loaded ahead as well.
+Where an index is something else that follows from the counter, be it by elements of such tensors (every other tile, from the last
+to the first, in turns, by a table of pages), the streams are gathered: the thread that loads ahead calculates it in its turn.
+
+Where a turn finds an index out from what turns hand on, or whether it loads at all, the turn becomes a loop of its own, or its
+branch does, over streams of one tile each: they are loaded ahead as well.
 
 An index outside of the tensor is an error of the kernel's, so the tiles of a turn are those of the stream at its place. What
 becomes a stream is an operand of a product, which reads it in shared memory, or what one is made of, whatever else reads it, too;
@@ -18,7 +20,7 @@ loads for anything else gain nothing that is sure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tilekit.compiler.ir.affine import Affine, affine, materialized
 from tilekit.compiler.ir.effects import effects, learns
@@ -32,12 +34,15 @@ from tilekit.compiler.ir.nodes import (
     Region,
     Section,
     Value,
+    copied,
+    mapped,
     values_of,
 )
 from tilekit.compiler.ir.products import accumulates
 from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.ir.types import ScalarType, TensorType, sampling
 from tilekit.compiler.passes.factors import LARGE, Factors
+from tilekit.compiler.passes.rows import Gathered
 from tilekit.compiler.passes.staging import FOUND_OUT, has_streams, stage
 from tilekit.lang import calculation, memory
 
@@ -90,18 +95,26 @@ class _Streams:
         pairs = [(load, self.motion(load, counter, inside)) for load in factors]
         motions = {load: motion for load, motion in pairs if motion is not None}
         large = [load for load in factors if self.factors.loads_one(load)]
-        gained = large or [load for load in motions if self.factors.loads_one(load, computed=True)]
+        gained = [load for load in factors if load in large or self.factors.loads_one(load, computed=True)]
         others = [load for load in large if load not in motions]
+        gathered = self.gathered([load for load in factors if load in motions or load in gained], loop)
+        if all(load in motions for load in gained) or not all(load in gathered for load in (*motions, *others)):
+            gathered = {}
         for load in others:
             refusal = self.factors.refusal(load)
             if refusal is not None:  # or the turn tells which tile it is
                 remark(load.location, _AHEAD, refusal, done=False)
         if factors and not gained:
             remark(loop.location, _AHEAD, f"results of products have fewer than {LARGE} elements", done=False)
-        if not gained or others:  # products wait for the others in each turn anyway
+        gained = [load for load in gained if load in motions or load in gathered]
+        if not gained or (others and not gathered):  # products wait for the others in each turn anyway
             return None
-        loads, whole = list(motions), [self.is_whole(load, motion, start, stop) for load, motion in motions.items()]
-        rows = [self.row(load, *motion, start, None if any(whole) else stop, before) for load, motion in motions.items()]
+        rows: Sequence[Operand]
+        if gathered:
+            loads, rows = list(gathered), [self.order(load, *index, loop, before) for load, index in gathered.items()]
+        else:
+            loads, whole = list(motions), [self.is_whole(load, motion, start, stop) for load, motion in motions.items()]
+            rows = [self.row(load, *motion, start, None if any(whole) else stop, before) for load, motion in motions.items()]
         tiles = [operation.results[0] for operation in loads]
         body.operations = [operation for operation in body.operations if operation not in loads]
         body.parameters[:1] = tiles
@@ -159,6 +172,36 @@ class _Streams:
     def is_known_ahead(self, values: set[Value], body: Region) -> bool:
         """Whether one thread can find values out, ahead of the others, in a turn of a loop."""
         return self.ahead(set(values), body.operations) is not None
+
+    def gathered(self, loads: list[Operation], loop: Operation) -> dict[Operation, tuple[Region, list[Value]]]:
+        """What gives the index of each load of a loop that has such a thing, and the values that this captures."""
+        (body,) = loop.regions
+        counter, carried = body.parameters[0], set(loop.carried)
+        changing = carried.union(value for operation in body.walk() for value in operation.results)
+        others = [operation for operation in body.operations if operation not in loads]
+        indices: dict[Operation, tuple[Region, list[Value]]] = {}
+        for load in loads:
+            tensor, index, _ = load.operands
+            needed = set(values_of(index))
+            makers = self.ahead(needed, others)
+            known = {value for operation in makers or () for value in operation.results}
+            captured = sorted(needed - known - {counter}, key=lambda value: value.name)
+            if makers is None or not self.factors.is_copied(load) or not changing.isdisjoint([tensor, *captured]):
+                continue
+            parameters = [Value(value.name, value.type) for value in (counter, *captured)]
+            names: dict[Value, Operand] = dict(zip((counter, *captured), parameters, strict=True))
+            operations = copied(makers, names)
+            indices[load] = Region(parameters, operations, "yield", [mapped(index, names)], load.location), captured
+        return indices
+
+    def order(self, load: Operation, index: Region, captured: list[Value], loop: Operation, before: list[Operation]) -> Value:
+        """The stream of what a load brings, in the order of its index."""
+        new = Insertion(load.location)
+        tensor, _, extents = load.operands
+        start, stop, *_ = loop.operands
+        row = Gathered(tensor, extents, index, tuple(captured), start, stop).part(start, stop, new)
+        before += new.operations
+        return row
 
     def is_read(self, value: Value, body: Region) -> bool:
         operands = (v for region in body.regions() for operand in region.operands for v in values_of(operand))

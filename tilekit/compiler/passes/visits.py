@@ -150,6 +150,9 @@ class _Places:
     def _index(self, row: Operand) -> tuple[Operand, ...] | None:
         """The index of a stream `view.tiles(...)[...]`."""
         definition = self.definitions.get(row) if isinstance(row, Value) else None
+        if definition is not None and definition.kind == "gathered":
+            _, _, start, stop, *captured = definition.operands
+            return (Section(start, stop, Constant(None)), *captured)
         if definition is None or definition.kind != "item":
             return None
         index = definition.operands[1]
