@@ -32,13 +32,18 @@ def load(name: str) -> ModuleType:
     return module
 
 
+@pytest.fixture(autouse=True)
+def as_many_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some examples say how many CPU devices they want, where nobody has: for themselves alone."""
+    monkeypatch.setenv("TILEKIT_CPU_DEVICES", os.environ.get("TILEKIT_CPU_DEVICES", "1"))
+
+
 @pytest.fixture
 def run(printed: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run an example on the device under test; gives what it printed."""
 
     def start(name: str, *arguments: object) -> str:
         monkeypatch.setattr(sys, "argv", [f"{name}.py"])
-        monkeypatch.setenv("TILEKIT_CPU_DEVICES", os.environ.get("TILEKIT_CPU_DEVICES", "1"))  # some set it: for them alone
         printed()
         load(name).main([str(a) for a in arguments])
         return printed()
