@@ -193,9 +193,69 @@ def by_elements(c: tk.Out, a: tk.In, b: tk.In):
     c.store(acc.astype(c.dtype))
 
 
+@tk.kernel(num_warps=8)
+def zipped(c: tk.Out, a: tk.In, b: tk.In):
+    acc = tk.zeros((BM, BN), tk.float32)
+    for ta, tb in zip(a.tiles((BM, BK))[tk.bid(0), :], b.tiles((BK, BN))[:, tk.bid(1)]):
+        acc = tk.mma(ta, tb, acc)
+    c.store(acc.astype(c.dtype))
+
+
+@tk.kernel(num_warps=8)
+def enumerated(c: tk.Out, a: tk.In, b: tk.In):
+    acc = tk.zeros((BM, BN), tk.float32)
+    for k, ta in enumerate(a.tiles((BM, BK))[tk.bid(0), :]):
+        acc = tk.mma(ta, tk.load(b, (k, tk.bid(1)), (BK, BN)), acc)
+    c.store(acc.astype(c.dtype))
+
+
+@tk.kernel(num_warps=8)
+def sliced(c: tk.Out, a: tk.In, b: tk.In):
+    acc = tk.zeros((BM, BN), tk.float32)
+    for k in range(0, a.shape[1], BK):
+        ta, tb = tk.load(a.slice(1, k), (tk.bid(0), 0), (BM, BK)), tk.load(b.slice(0, k), (0, tk.bid(1)), (BK, BN))
+        acc = tk.mma(ta, tb, acc)
+    c.store(acc.astype(c.dtype))
+
+
+@tk.kernel(num_warps=8)
+def left_behind_a_turn(c: tk.Out, a: tk.In, b: tk.In):
+    acc, k, n = tk.zeros((BM, BN), tk.float32), 0, tk.cdiv(a.shape[1], BK)
+    while True:
+        acc = tk.mma(tk.load(a, (tk.bid(0), k), (BM, BK)), tk.load(b, (k, tk.bid(1)), (BK, BN)), acc)
+        k += 1
+        if k == n:
+            break
+    c.store(acc.astype(c.dtype))
+
+
+@tk.kernel(num_warps=8)
+def dealt_out(c: tk.Out, a: tk.In, b: tk.In):
+    """Every so manyth tile after the other, by a number of the launch."""
+    acc, n, step = tk.zeros((BM, BN), tk.float32), tk.cdiv(a.shape[1], BK), tk.num_blocks(0)
+    for first in range(step):
+        for k in range(first, n, step):
+            acc = tk.mma(tk.load(a, (tk.bid(0), k), (BM, BK)), tk.load(b, (k, tk.bid(1)), (BK, BN)), acc)
+    c.store(acc.astype(c.dtype))
+
+
 GATHERED = (backwards, staggered)
-SAME = (ranged, counted, by_elements, in_tuples, helped, named, passed_on, added, by_operator, indexed)
-OTHER = (from_one, in_halves, under_a_condition, persistent, *GATHERED)
+SAME = (
+    zipped,
+    enumerated,
+    sliced,
+    ranged,
+    counted,
+    by_elements,
+    in_tuples,
+    helped,
+    named,
+    passed_on,
+    added,
+    by_operator,
+    indexed,
+)
+OTHER = (from_one, in_halves, under_a_condition, persistent, left_behind_a_turn, dealt_out, *GATHERED)
 
 
 def launch(kernel, m=1024, n=1024, k=1024, dtype=tk.bfloat16, tile=(128, 256, 64)):

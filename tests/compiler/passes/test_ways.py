@@ -380,7 +380,59 @@ def while_a_length_lasts(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
     c.store(acc)
 
 
+def zipped_rows(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    """Of which one is shorter, and one begins later."""
+    acc = tk.zeros((64, 64), tk.float32)
+    for x, y in zip(a.tiles((64, 64))[tk.bid(0), 1:], b.tiles((64, 64))[: n - 1, tk.bid(1)]):
+        acc = tk.mma(x, y, acc)
+    c.store(acc)
+
+
+def enumerated_from_one(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k, (x, y) in enumerate(zip(a.tiles((64, 64))[tk.bid(0), :], b.tiles((64, 64))[:, tk.bid(1)]), 1):
+        acc += (x @ y) * k
+    c.store(acc)
+
+
+def a_row(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc, k = tk.zeros((64, 64), tk.float32), n
+    for x in a.tiles((64, 64))[tk.bid(0), 0:n]:
+        k -= 1
+        acc = tk.mma(x, tk.load(b, (k, tk.bid(1)), (64, 64)), acc)
+    c.store(acc)
+
+
+def left_behind_a_turn(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc, k = tk.zeros((64, 64), tk.float32), n - 1
+    while True:
+        acc = tk.mma(tk.load(a, (tk.bid(0), k), (64, 64)), tk.load(b, (k, tk.bid(1)), (64, 64)), acc)
+        k -= 1
+        if k <= tk.bid(1):  # at once, in the last column
+            break
+    c.store(acc + k)
+
+
+def slices_that_move(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc, k = tk.zeros((64, 64), tk.float32), 0
+    while k < 64 * n:
+        x = a.slice(0, 64 * tk.bid(0)).slice(1, k, k + 64)
+        acc = tk.mma(tk.load(x, (0, 0), (64, 64)), tk.load(b.slice(0, k), (0, tk.bid(1)), (64, 64)), acc)
+        k += 64
+    c.store(acc)
+
+
+def dealt_out(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc, step = tk.zeros((64, 64), tk.float32), tk.bid(1) + 1
+    for k in range(n - 1, tk.bid(0) - 1, -step):
+        acc = tk.mma(tk.load(a, (tk.bid(0), k), (64, 64)), tk.load(b, (k, tk.bid(1)), (64, 64)), acc)
+    for k in range(tk.bid(0), n, step):
+        acc = tk.mma(tk.load(a, (tk.bid(0), k), (64, 64)), tk.load(b, (k, tk.bid(1)), (64, 64)), acc)
+    c.store(acc)
+
+
 WAYS = [
+    zipped_rows, enumerated_from_one, a_row, left_behind_a_turn, slices_that_move, dealt_out,
     while_a_length_lasts, skipped_by_a_table, not_doubled, of_slices_with_an_end, with_masks, added_up_beside, made_of_halves,
     groups_of_two,
     where_a_table_says, batches_of_one,

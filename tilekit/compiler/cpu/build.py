@@ -21,10 +21,11 @@ from tilekit.compiler.passes.accumulation import accumulate_products
 from tilekit.compiler.passes.canonical import canonicalize
 from tilekit.compiler.passes.dead_code import eliminate_dead_code
 from tilekit.compiler.passes.hoisting import hoist_invariants
+from tilekit.compiler.passes.traversals import count_traversals
 
 __all__ = ["REFUSALS", "compile_for_cpu", "lowered"]
 
-_PASSES = (canonicalize, hoist_invariants, accumulate_products, eliminate_dead_code)
+_PASSES = (canonicalize, count_traversals, hoist_invariants, accumulate_products, eliminate_dead_code)
 REFUSALS = (Unsupported, NotInTheIR)
 """What says that a kernel is not compiled for CPUs."""
 

@@ -43,6 +43,8 @@ _FUNCTIONS: set[Callable[..., Any]] = {
     float,
     round,
     range,
+    zip,
+    enumerate,
     operator.index,
     intrinsics.join,
     intrinsics.mma_abreast,

@@ -6,7 +6,7 @@ What the reference refuses, the language refuses, on every device: `infer` raise
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from tilekit.compiler.ir import rules
 from tilekit.compiler.ir.effects import PRINTS, WRITES, effects
 from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Section, Undefined, Value, leaves, rebuilt
 from tilekit.compiler.ir.symbols import SYMBOLS
-from tilekit.compiler.ir.types import UNKNOWN, UNSET, ScalarType, TileType, Type, Unknown, type_of
+from tilekit.compiler.ir.types import UNKNOWN, UNSET, ObjectType, ScalarType, TileType, Type, Unknown, type_of
 from tilekit.errors import CompileError, DeviceError
 from tilekit.lang.views import TileGrid, TileRow
 
@@ -53,6 +53,9 @@ def infer(operation: Operation) -> Operand:
     if _has_unknown(operands) or rules.is_foreign(operation):
         return Value("", UNKNOWN)
     rules.check(operation, _sample)
+    traversal = _traversal(operation)
+    if traversal is not None:
+        return Value("", ObjectType(traversal))
     refused: CompileError | None = None
     attempts = [(operation, factor) for factor in ((0, 1, -1) if any(map(_is_number, operands)) else (0,))]
     for attempt, factor in (*attempts, (_at_the_first_tile(operation), 0)):
@@ -99,6 +102,31 @@ def item_types(operation: Operation) -> list[Type]:
     if operation.kind == "stream":
         rules.check_stream(operation, _sample)
     return [_item_type(operand) for operand in operation.operands]
+
+
+class _Traversal:
+    """What a loop over a `zip` or `enumerate` goes over, of which each turn gets several things.
+
+    Attributes:
+        items: samples of these. Python's own give none where a row of tiles is empty, as that of a sample may be.
+    """
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self.items = tuple(items)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self.items
+
+
+def _traversal(operation: Operation) -> _Traversal | None:
+    """What `zip` or `enumerate` of rows of tiles is, or of such."""
+    function = operation.what.value if operation.kind == "call" and isinstance(operation.what, Constant) else None
+    rows = operation.operands[:1] if function is enumerate else operation.operands
+    known = all(isinstance(_sample(row), (TileGrid, TileRow, _Traversal, range)) for row in rows)
+    if function not in (zip, enumerate) or not rows or not known or operation.keywords:
+        return None
+    items = [_item_type(row).sample() for row in rows]
+    return _Traversal([0, *items] if function is enumerate else items)
 
 
 def _item_type(operand: Operand) -> Type:

@@ -1,12 +1,13 @@
 """Canonical loops: `while k < n: ...; k += 1` becomes `for k in range(k, n)`, and so do `while True: if k >= n: break; ...`, and
-loops with `k <= n - 1`, `k * 64 < n`, `n - k > 0` or `k != n`: one that begins behind its end would not come to it. Steps are
-constants, and become 1: of `for k in range(a, n, 64)` there is left `for t in range(tk.cdiv(n - a, 64))`, whose `k` is
-`a + 64 * t`. So is any other int to which each turn adds the same.
+loops with `k <= n - 1`, `k * 64 < n`, `n - k > 0` or `k != n`: one that begins behind its end would not come to it. Where a turn
+ends with the condition, `while True: ...; if k >= n: break`, the first one comes in any case. Steps become 1: of
+`for k in range(a, n, 64)` there is left `for t in range(tk.cdiv(n - a, 64))`, whose `k` is `a + 64 * t`. So does any other int to
+which each turn adds the same.
 
-Legal where `k` is an int that each turn hands on as `k + 1`, or with another step towards the end (with which `!=` may miss it),
-the condition compares sums of multiples of ints, of which only `k` changes in the loop, it is looked at where a turn begins, and
-nothing else leaves the loop early, unless `k` is not read behind it. There it is the first of its numbers for which the condition
-does not hold.
+Legal where `k` is an int that each turn hands on as `k + 1`, or with another constant towards the end (with which `!=` may miss
+it), the condition compares sums of multiples of ints, of which only `k` changes in the loop, it is looked at where a turn begins
+or ends, and nothing else leaves the loop early, unless `k` is not read behind it. There it is the first of its numbers for which
+the condition does not hold.
 """
 
 from __future__ import annotations
@@ -54,8 +55,10 @@ def _counted(
 ) -> list[Operation] | None:
     """The loop over a range, and what its counter is behind it; None if it does not count. `read` is what anybody reads."""
     (body,) = loop.regions
-    at = next((n for n, operation in enumerate(body.operations) if operation.kind == "if"), None)
-    if at is None or any(effects(operation) for operation in body.operations[:at]):
+    behind_a_turn = bool(body.operations) and _leaves_behind(body)
+    first = next((n for n, operation in enumerate(body.operations) if operation.kind == "if"), None)
+    at = len(body.operations) - 1 if behind_a_turn else first
+    if at is None or (not behind_a_turn and any(effects(operation) for operation in body.operations[:at])):
         return None
     test = body.operations[at]
     stay, leave = test.regions if test.regions[0].exit == "yield" else test.regions[::-1]
@@ -66,7 +69,9 @@ def _counted(
     if body.exit != "yield":
         return None
     handed_on = zip(leave.operands, carried, loop.results, strict=True)
-    if any(operand is not value and result in read for operand, value, result in handed_on):
+    if not behind_a_turn and any(operand is not value and result in read for operand, value, result in handed_on):
+        return None
+    if behind_a_turn and others:  # they go on without that look at the condition
         return None
     if any(region.exit == "return" for region in body.regions()):
         return None
@@ -79,6 +84,8 @@ def _counted(
     number = carried.index(counter)
     width = _added(body.operands[number], counter, defined)
     factor, rest = condition.sum_.terms[counter], condition.sum_.without(counter)
+    if behind_a_turn:  # it is about the turn that follows
+        rest = rest.plus(Affine({}, -factor * width))
     if condition.symbol == "!=" and factor * width < 0:
         factor, rest = -factor, rest.times(-1)
     if factor * width <= 0 or (condition.symbol == "!=" and factor * width != 1) or (others and loop.results[number] in read):
@@ -90,6 +97,8 @@ def _counted(
     start, result = loop.initial[number], loop.results[number]
     before = Insertion(loop.location, defined)
     stop = _stop(before, factor, rest, equal=condition.symbol == "<=")
+    if behind_a_turn:
+        stop = before.call(max if width > 0 else min, stop, before.plus(start, width))
     body.operations = [operation for n, operation in enumerate(body.operations) if n != at]
     body.operands = body.operands[:number] + body.operands[number + 1 :]
     body.parameters = [counter, *(value for value in carried if value is not counter)]
@@ -102,6 +111,14 @@ def _counted(
     else:
         ends[result] = _behind(behind, start, width, _turns(behind, start, stop, width))
     return [*before.operations, counted, *behind.operations]
+
+
+def _leaves_behind(body: Region) -> bool:
+    """Whether a turn ends with a look whether it was the last one."""
+    test = body.operations[-1]
+    if test.kind != "if" or test.results:
+        return False
+    return any(region.exit == "break" and region.operands == body.operands for region in test.regions)
 
 
 def _added(following: Operand, counter: Value, defined: dict[Value, Operation]) -> int:
@@ -128,17 +145,25 @@ def _behind(new: Insertion, start: Operand, width: int, turns: Value) -> Value:
     return sum_ if start == Constant(0) else new.emit("binary", [start, sum_], "+")
 
 
-def _turns(new: Insertion, start: Operand, stop: Operand, width: int) -> Value:
+def _turns(new: Insertion, start: Operand, stop: Operand, width: Operand | int) -> Value:
     """How many turns a range has; not positive if it is empty."""
-    first, last = (start, stop) if width > 0 else (stop, start)
+    if isinstance(width, Value):
+        sign = new.call(max, Constant(-1), new.call(min, Constant(1), width))
+        beyond = new.emit("binary", [new.emit("binary", [stop, start], "-"), width], "+")
+        return new.emit("binary", [new.emit("binary", [beyond, sign], "-"), width], "//")
+    step = width.value if isinstance(width, Constant) else width
+    assert isinstance(step, int), "a step"
+    first, last = (start, stop) if step > 0 else (stop, start)
     way = last if first == Constant(0) else new.emit("binary", [last, first], "-")
-    return new.call(calculation.cdiv, way, Constant(abs(width)))
+    return new.call(calculation.cdiv, way, Constant(abs(step)))
 
 
 def _in_single_steps(loop: Operation) -> list[Operation]:
     """Let a loop with other steps have steps of 1; what stands before it for that."""
     start, stop, width = loop.operands[:3]
-    if not isinstance(width, Constant) or type(width.value) is not int or width.value in (0, 1):
+    if isinstance(width, Constant) and (type(width.value) is not int or width.value in (0, 1)):
+        return []
+    if not isinstance(width, Constant) and not (isinstance(width, Value) and width.type == ScalarType(int)):
         return []
     before, (body,) = Insertion(loop.location), loop.regions
     counter, turn = body.parameters[0], Value("t", ScalarType(int))
@@ -148,7 +173,7 @@ def _in_single_steps(loop: Operation) -> list[Operation]:
         inside.emit("binary", [number, start], "+")
     inside.operations[-1].results = [counter]
     body.parameters[0], body.operations[:0] = turn, inside.operations
-    loop.operands[:3] = [Constant(0), _turns(before, start, stop, width.value), Constant(1)]
+    loop.operands[:3] = [Constant(0), _turns(before, start, stop, width), Constant(1)]
     return before.operations
 
 
