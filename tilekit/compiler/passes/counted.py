@@ -71,7 +71,7 @@ def _counted(
     handed_on = zip(leave.operands, carried, loop.results, strict=True)
     if not behind_a_turn and any(operand is not value and result in read for operand, value, result in handed_on):
         return None
-    if behind_a_turn and others:  # they go on without that look at the condition
+    if behind_a_turn and any(end.exit != "break" for end in others):  # it goes on without that look at the condition
         return None
     if any(region.exit == "return" for region in body.regions()):
         return None

@@ -7,8 +7,9 @@ Legal where, of a loop that counts up by 1 and that nothing leaves early:
 - its index is the counter and what does not change, along one dimension, and does not change along the others;
 - the kernel reads no result of an atomic operation: what is loaded ahead does not wait for what others tell by them.
 
-Where an index is something else that follows from the counter, be it by elements of such tensors (every other tile, from the last
-to the first, in turns, by a table of pages), the streams are gathered: the thread that loads ahead calculates it in its turn.
+What does not change at all is loaded before the loop. Where an index is something else that follows from the counter, be it by
+elements of such tensors (every other tile, from the last to the first, in turns, by a table of pages), the streams are gathered:
+the thread that loads ahead calculates it in its turn.
 
 Where a turn finds an index out from what turns hand on, or whether it loads at all, the turn becomes a loop of its own, or its
 branch does, over streams of one tile each: they are loaded ahead as well.
@@ -41,7 +42,7 @@ from tilekit.compiler.ir.nodes import (
 from tilekit.compiler.ir.products import accumulates
 from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.ir.types import ScalarType, TensorType, sampling
-from tilekit.compiler.passes.factors import LARGE, Factors
+from tilekit.compiler.passes.factors import LARGE, Factors, is_view
 from tilekit.compiler.passes.rows import Gathered
 from tilekit.compiler.passes.staging import FOUND_OUT, has_streams, stage
 from tilekit.lang import calculation, memory
@@ -92,6 +93,8 @@ class _Streams:
         inside = set(body.parameters) | {v for operation in body.walk() for v in operation.results}
         before: list[Operation] = []
         factors = [operation for operation in body.operations if self.factors.loads_one(operation, large=False, computed=True)]
+        fixed = self.fixed([load for load in factors if self.factors.loads_one(load)], body, inside)
+        factors = [load for load in factors if load not in fixed]
         pairs = [(load, self.motion(load, counter, inside)) for load in factors]
         motions = {load: motion for load, motion in pairs if motion is not None}
         large = [load for load in factors if self.factors.loads_one(load)]
@@ -116,12 +119,23 @@ class _Streams:
             loads, whole = list(motions), [self.is_whole(load, motion, start, stop) for load, motion in motions.items()]
             rows = [self.row(load, *motion, start, None if any(whole) else stop, before) for load, motion in motions.items()]
         tiles = [operation.results[0] for operation in loads]
-        body.operations = [operation for operation in body.operations if operation not in loads]
+        body.operations = [operation for operation in body.operations if operation not in (*loads, *fixed)]
         body.parameters[:1] = tiles
         stream = Operation("stream", [*rows, *loop.operands[3:]], loop.location, results=loop.results, regions=[body])
         if self.is_read(counter, body):
             _count(stream, counter, start)
-        return [*before, stream]
+        return [*before, *fixed, stream]
+
+    def fixed(self, loads: list[Operation], body: Region, inside: set[Value]) -> list[Operation]:
+        """Those of loads that no turn changes, and views of their tiles."""
+        fixed: list[Operation] = []
+        for operation in body.operations:
+            tiles = {tile for one in fixed for tile in one.results}
+            if (operation in loads or (is_view(operation) and not tiles.isdisjoint(operation.reads()))) and not any(
+                value in inside - tiles for value in operation.reads()
+            ):
+                fixed.append(operation)
+        return fixed
 
     def turns(self, loop: Operation) -> bool:
         """Make each turn of a loop, or a branch in it, one over streams of one tile, where that is legal; whether it is."""
