@@ -165,9 +165,7 @@ def test_the_loop_is_rotated(kernel, size):
 
 def main_loop(compiled):
     """The instructions of the shortest loop with two products and many exponentials."""
-    code, labels = hazards.parsed(compiled.sass)
-    jumps = ((at, labels.get(step.operands[-1].strip("`()"), at)) for at, step in enumerate(code) if step.name.startswith("BRA"))
-    loops = [[step.name for step in code[first : last + 1]] for last, first in jumps if first < last]
+    loops = hazards.loops(compiled.sass)
     return min((names for names in loops if sum("HGMMA" in n for n in names) > 8 and names.count("MUFU.EX2") > 64), key=len)
 
 

@@ -304,10 +304,7 @@ def test_loops_of_another_kind_have_their_rings(kernel, expected):
 
 def product_loop(compiled):
     """The instructions of the shortest loop with products."""
-    code, labels = hazards.parsed(compiled.sass)
-    jumps = ((at, labels.get(step.operands[-1].strip("`()"), at)) for at, step in enumerate(code) if step.name.startswith("BRA"))
-    loops = [[step.name for step in code[first : last + 1]] for last, first in jumps if first < last]
-    return min((names for names in loops if any("HGMMA" in name for name in names)), key=len)
+    return min((names for names in hazards.loops(compiled.sass) if any("HGMMA" in name for name in names)), key=len)
 
 
 @pytest.mark.parametrize("kernel", GATHERED, ids=lambda kernel: kernel.name)

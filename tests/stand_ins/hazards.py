@@ -107,6 +107,13 @@ def parsed(sass):
     return code, labels
 
 
+def loops(sass):
+    """The names of the instructions of each loop, from where it jumps to on."""
+    code, labels = parsed(sass)
+    jumps = ((at, labels.get(step.operands[-1].strip("`()"), at)) for at, step in enumerate(code) if step.name.startswith("BRA"))
+    return [[step.name for step in code[first : last + 1]] for last, first in jumps if first < last]
+
+
 def _is_product(step):
     return re.match(r"[HIQ]GMMA\.", step.name) is not None
 

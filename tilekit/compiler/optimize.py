@@ -21,6 +21,7 @@ from tilekit.compiler.passes.abreast import multiply_abreast
 from tilekit.compiler.passes.accumulation import accumulate_products
 from tilekit.compiler.passes.bounds import bound_loops, separate_conditions
 from tilekit.compiler.passes.canonical import canonicalize, load_as_it_lies
+from tilekit.compiler.passes.computed import read_as_operands
 from tilekit.compiler.passes.conditions import gather_masks
 from tilekit.compiler.passes.counted import count_loops
 from tilekit.compiler.passes.dead_code import eliminate_dead_code
@@ -62,11 +63,11 @@ PASSES: tuple[Callable[[Region], object], ...] = (
     load_from_whole_tensors, end_turns_together, load_in_turns, accumulate_products, mask_tiles, streams_from_loads,
     order_visits, stage_operands, fuse_exponentials, carry_scaled_maxima, eliminate_dead_code, add_up_by_parts,
     calculate_rows_first, rotate_products, gather_masks, split_by_masks, eliminate_dead_code, load_beside_products,
-    multiply_abreast, find_multiples,
+    read_as_operands, multiply_abreast, find_multiples,
 )  # fmt: skip
 """In the order in which they run. Each rewrites a kernel in place, or finds something out; its module says when it is legal."""
 # Where the result of a product is not there at once, there is time to fill.
-_ASYNCHRONOUS = (stage_operands, rotate_products, multiply_abreast)
+_ASYNCHRONOUS = (stage_operands, rotate_products, read_as_operands, multiply_abreast)
 
 
 class PassError(RuntimeError):

@@ -13,8 +13,8 @@ from tilekit.lang import create, matmul, memory
 
 __all__ = [
     "CONSUMER", "PRODUCER", "counted", "end", "give", "join", "last", "load_beside", "load_tile_like_beside", "mma_abreast",
-    "multiple", "nth",
-    "operand", "part", "peek", "put", "registers", "ring", "role", "steps", "take", "variant", "wait_product", "within",
+    "multiple", "nth", "operand", "operand_tile", "part", "peek", "put", "registers", "ring", "role", "steps", "take", "variant",
+    "wait_product", "within",
 ]  # fmt: skip
 
 CONSUMER, PRODUCER = 0, 1
@@ -64,6 +64,11 @@ def take(ring: Any, turn: Any, lines: Any) -> Any:
 
 def operand(tile: Any, renewed: Any) -> Any:
     """A tile as products take it, so that it need not be converted in each turn; `renewed` if the loop computes it anew."""
+
+
+def operand_tile(tile: Any) -> Any:
+    """A tile in a stage, in the registers of the threads that take it for the first operand of a product."""
+    return tile
 
 
 def wait_product(product: Any, *later: Any) -> Any:

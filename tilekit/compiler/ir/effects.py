@@ -49,6 +49,7 @@ _FUNCTIONS: set[Callable[..., Any]] = {
     intrinsics.join,
     intrinsics.mma_abreast,
     intrinsics.multiple,
+    intrinsics.operand_tile,
     intrinsics.part,
     intrinsics.within,
     *filter(callable, vars(math).values()),

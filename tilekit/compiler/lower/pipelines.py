@@ -251,6 +251,15 @@ def operand(tile: types.Type, renewed: types.Type) -> Any:
     return operand_type, lambda builder, value, _: pack(builder, operand_type.words(builder, tile, value))
 
 
+@lowers(intrinsics.operand_tile, deferred=True)
+def operand_tile(tile: types.Type) -> Any:
+    held = OperandType.of(tile.materialized) if isinstance(tile, StagedType) else None
+    if held is None:
+        return tile, lambda builder, value: value
+    layout = held.materialized.layout
+    return held.materialized, lambda builder, value: pack(builder, tile.read(builder, value, layout, matrices=True))
+
+
 @lowers(intrinsics.wait_product, deferred=True)
 def wait_product(product: types.Type, *later: types.Type) -> Any:
     left = sum(_under_way(ty) for ty in later)

@@ -67,10 +67,13 @@ def canonicalize(kernel: Region) -> None:
             elif operation.kind == "call" and isinstance(operation.what, Constant):
                 if operation.what.value in _METHODS and not operation.keywords:
                     operation.kind, operation.what = "method", _METHODS[operation.what.value]
+                    _drop_cast(operation, region, kernel)
                 elif operation.what.value in _OPERATORS and not operation.keywords:
                     _write_as_operator(operation)
                 elif operation.what.value is elementwise.where and not operation.keywords:
                     _turn(operation, region, defined)
+            elif (operation.kind, operation.what) == ("method", "astype"):
+                _drop_cast(operation, region, kernel)
             elif (operation.kind, operation.what) == ("binary", "+") and _choose(operation, region, defined):
                 _turn(operation, region, defined)
 
@@ -141,6 +144,19 @@ def _load_of_grid(item: Operation, defined: Mapping[Value, Operation]) -> None:
     if len(item.results) == 1 and isinstance(item.results[0].type, TileType) and item.pattern is None:
         tensor, extents = grid.operands
         item.kind, item.what, item.operands = "call", _LOAD, [tensor, item.operands[1], extents]
+
+
+def _drop_cast(cast: Operation, region: Region, kernel: Region) -> None:
+    """Leave out what makes a tile what it is."""
+    tile, *_ = cast.operands
+    if (
+        cast.what == "astype"
+        and isinstance(tile, Value)
+        and isinstance(tile.type, TileType)
+        and tile.type == cast.results[0].type
+    ):
+        region.operations.remove(cast)
+        kernel.replace({cast.results[0]: tile})
 
 
 def _write_as_operator(call: Operation) -> None:
