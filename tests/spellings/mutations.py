@@ -215,21 +215,52 @@ def extract_helper(state: _Module) -> bool:
     return True
 
 
-def count_by_while(state: _Module) -> bool:
-    """`for j in range(n)` becomes a `while` that counts, with its condition at the top or behind a `break`."""
+def _counts(statement: ast.stmt) -> bool:
+    """Whether it is a loop over a range, in steps of 1, that nothing leaves early."""
+    ranged = isinstance(statement, ast.For) and isinstance(statement.iter, ast.Call) and isinstance(statement.iter.func, ast.Name)
+    if not ranged or statement.iter.func.id != "range" or not isinstance(statement.target, ast.Name) or statement.orelse:
+        return False
+    leaves = any(isinstance(n, (ast.Continue, ast.Break)) for n in ast.walk(statement))
+    return len(statement.iter.args) <= 2 and not leaves and statement.target.id not in set().union(*map(_stored, statement.body))
+
+
+def count_backwards(state: _Module) -> bool:
+    """`for j in range(n)` goes from the last to the first. With a mask it is another loop: that cuts the first turn then."""
 
     def fits(statement: ast.stmt) -> bool:
-        ranged = (
-            isinstance(statement, ast.For) and isinstance(statement.iter, ast.Call) and isinstance(statement.iter.func, ast.Name)
-        )
-        if not ranged or statement.iter.func.id != "range" or not isinstance(statement.target, ast.Name) or statement.orelse:
-            return False
-        leaves = any(isinstance(n, (ast.Continue, ast.Break)) for n in ast.walk(statement))
-        return (
-            len(statement.iter.args) <= 2 and not leaves and statement.target.id not in set().union(*map(_stored, statement.body))
-        )
+        return _counts(statement) and not any(isinstance(n, ast.Attribute) and n.attr == "where" for n in ast.walk(statement))
 
     place = _pick(state, state.places(fits))
+    if place is None:
+        return False
+    block, at = place
+    start, stop = [ast.Constant(0), *block[at].iter.args][-2:]
+    last, before = ast.BinOp(stop, ast.Sub(), ast.Constant(1)), ast.BinOp(start, ast.Sub(), ast.Constant(1))
+    block[at].iter.args = [last, before, ast.Constant(-1)]
+    return True
+
+
+def move_a_slice(state: _Module) -> bool:
+    """`tk.load(x, (k, j), (64, 128))` is `tk.load(x.slice(0, k * 64), (0, j), (64, 128))`, for the counter of a loop."""
+    counters = {statement.target.id for block, at in state.places(_counts) for statement in [block[at]]}
+    places = [
+        (load, d) for load in _loads(state) if isinstance(load.args[2], ast.Tuple)
+        for d, part in enumerate(load.args[1].elts) if isinstance(part, ast.Name) and part.id in counters
+    ]  # fmt: skip
+    place = _pick(state, places)
+    if place is None:
+        return False
+    load, d = place
+    begins = ast.BinOp(load.args[1].elts[d], ast.Mult(), load.args[2].elts[d])
+    load.args[0] = ast.Call(ast.Attribute(load.args[0], "slice", ast.Load()), [ast.Constant(d), begins], [])
+    load.args[1].elts[d] = ast.Constant(0)
+    return True
+
+
+def count_by_while(state: _Module) -> bool:
+    """`for j in range(n)`, which has turns, becomes a `while` that counts, with its condition at the top, behind a `break` there,
+    or behind one at the end."""
+    place = _pick(state, state.places(_counts))
     if place is None:
         return False
     block, at = place
@@ -239,11 +270,13 @@ def count_by_while(state: _Module) -> bool:
     one = ast.AugAssign(ast.Name(counter, ast.Store()), ast.Add(), ast.Constant(1))
     goes_on, is_over = state.draw.choice([(ast.Lt(), ast.GtE()), (ast.NotEq(), ast.Eq())])
     below = ast.Compare(ast.Name(counter, ast.Load()), [goes_on], [ast.Name(end, ast.Load())])
-    if state.draw.random() < 0.5:
+    done = ast.Compare(ast.Name(counter, ast.Load()), [is_over], [ast.Name(end, ast.Load())])
+    leave, way = ast.If(done, [ast.Break()], []), state.draw.randrange(3)
+    if way == 0:
         new = ast.While(below, [*loop.body, one], [])
     else:
-        done = ast.Compare(ast.Name(counter, ast.Load()), [is_over], [ast.Name(end, ast.Load())])
-        new = ast.While(ast.Constant(True), [ast.If(done, [ast.Break()], []), *loop.body, one], [])
+        turn = [leave, *loop.body, one] if way == 1 else [*loop.body, one, leave]
+        new = ast.While(ast.Constant(True), turn, [])
     block[at : at + 1] = [
         ast.Assign([ast.Name(end, ast.Store())], stop), ast.Assign([ast.Name(counter, ast.Store())], start), new,
     ]  # fmt: skip
@@ -275,13 +308,7 @@ def call_otherwise(state: _Module) -> bool:
 
 def load_otherwise(state: _Module) -> bool:
     """`tk.load(x, index, shape)` is `x.tiles(shape)[index]`."""
-    places = [
-        node for f in state.functions for node in ast.walk(f)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load"
-        and isinstance(node.func.value, ast.Name) and node.func.value.id == "tk" and len(node.args) == 3 and not node.keywords
-        and isinstance(node.args[0], ast.Name) and isinstance(node.args[1], ast.Tuple)
-    ]  # fmt: skip
-    node = _pick(state, places)
+    node = _pick(state, _loads(state))
     if node is None:
         return False
     grid = ast.Call(ast.Attribute(node.args[0], "tiles", ast.Load()), [node.args[2]], [])
@@ -329,8 +356,18 @@ def mask_otherwise(state: _Module) -> bool:
 
 MUTATIONS = [
     rename, join_assignments, take_apart, split_expression, join_expressions, extract_helper, count_by_while, call_otherwise,
-    load_otherwise, reorder, mask_otherwise,
+    load_otherwise, reorder, mask_otherwise, count_backwards, move_a_slice,
 ]  # fmt: skip
+
+
+def _loads(state: _Module) -> list[ast.Call]:
+    """`tk.load(x, (...), shape)`, without options, of a tensor with a name."""
+    return [
+        node for f in state.functions for node in ast.walk(f)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load"
+        and isinstance(node.func.value, ast.Name) and node.func.value.id == "tk" and len(node.args) == 3 and not node.keywords
+        and isinstance(node.args[0], ast.Name) and isinstance(node.args[1], ast.Tuple)
+    ]  # fmt: skip
 
 
 def _of_tk(name: str) -> ast.expr:
