@@ -30,15 +30,14 @@ def silu(c: tk.Out, a: tk.In, b: tk.In, n: int):
     c.store(acc)
 
 
-def scaled_by_rows(c: tk.Out, a: tk.In, b: tk.In, n: int):
-    """And by numbers of the rows, which are added up beside the product."""
+def squared_beside(c: tk.Out, a: tk.In, b: tk.In, n: int):
+    """Its squares are added up by rows."""
     acc, squares = tk.zeros((BM, BN), tk.float32), tk.zeros((BM, 1), tk.float32)
-    weight = (tk.arange(BM) % 3)[:, None]
     for k in range(tk.cdiv(a.shape[1], BK)):
         x = tk.load(a, (tk.bid(0), k), (BM, BK))
         wide = x.astype(tk.float32)
         squares += tk.sum(wide * wide, 1, keepdims=True)
-        acc = tk.mma((wide * weight).astype(a.dtype), tk.load(b, (k, tk.bid(1)), (BK, BN)), acc)
+        acc = tk.mma((wide * 2).astype(a.dtype), tk.load(b, (k, tk.bid(1)), (BK, BN)), acc)
     c.store(acc * tk.rsqrt(squares))
 
 
@@ -61,7 +60,7 @@ def masked(c: tk.Out, a: tk.In, b: tk.In, n: int):
     c.store(acc)
 
 
-COMPUTED = [scaled, silu, scaled_by_rows, plain_too, masked]
+COMPUTED = [scaled, silu, squared_beside, plain_too, masked]
 
 
 def second(c: tk.Out, a: tk.In, b: tk.In, n: int):
