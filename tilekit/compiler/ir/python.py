@@ -219,8 +219,8 @@ class _Emitter:
         if loop.what == "produce":
             turns: list[ast.stmt] = []
             for stream in gathered:
-                place, row = self.one_tile(stream, k)
-                turns, rows = [*turns, *place], [*rows, row]
+                before, row = self.one_tile(stream, k)
+                turns, rows = [*turns, *before], [*rows, row]
             at: ast.expr = ast.Constant(0) if gathered else k
             turns += [ast.Expr(call(intrinsics.put, ring, turn, at, *rows)), *body, further]
         else:
@@ -243,10 +243,10 @@ class _Emitter:
         index = self.fresh("turn")
         statements: list[ast.stmt] = []
         for item, operation in zip(items, gathered, strict=True):
-            place, at = self.place(operation, ast.Name(index, ast.Load()))
+            before, at = self.tile_index(operation, ast.Name(index, ast.Load()))
             tensor, extents, *_ = map(self.operand, operation.operands)
             load = ast.Call(self.reference(Constant(memory.load, "load")), [tensor, self.operand(at), extents], [])
-            statements += [*place, ast.Assign([self.target(item)], load)]
+            statements += [*before, ast.Assign([self.target(item)], load)]
         over = ast.Call(self.reference(Constant(range, "range")), [self.count(gathered)], [])
         return ast.For(ast.Name(index, ast.Store()), over, [*statements, *body], [])
 
@@ -255,7 +255,7 @@ class _Emitter:
         _, _, start, stop, *_ = gathered[0].operands
         return ast.BinOp(self.operand(stop), ast.Sub(), self.operand(start))
 
-    def place(self, gathered: Operation, turn: ast.expr) -> tuple[list[ast.stmt], Operand]:
+    def tile_index(self, gathered: Operation, turn: ast.expr) -> tuple[list[ast.stmt], Operand]:
         """What finds out which tile of a stream comes in a turn, and its index."""
         _, _, start, _, *captured = gathered.operands
         number, *others = gathered.what.parameters
@@ -268,7 +268,7 @@ class _Emitter:
 
     def one_tile(self, gathered: Operation, turn: ast.expr) -> tuple[list[ast.stmt], ast.expr]:
         """The same, and the row of that tile alone."""
-        statements, index = self.place(gathered, turn)
+        statements, index = self.tile_index(gathered, turn)
         parts = index.parts if isinstance(index, Group) else (index,)
         along = next((d for d in reversed(range(len(parts))) if isinstance(parts[d], Value)), 0)
         behind = ast.BinOp(self.operand(parts[along]), ast.Add(), ast.Constant(1))
