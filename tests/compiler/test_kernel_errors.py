@@ -255,6 +255,26 @@ def joins_by_or(y):
     y.store(tk.where(t > 0 or t < 1, t, 0))  #: if: a tile has no single truth value: use tk.where(condition, x, y) to choose
 
 
+def negates_a_tile(y):
+    t = y.load()
+    y.store(tk.where(not t, 1, 0))  #: if: a tile has no single truth value: use tk.where(condition, x, y) to choose
+
+
+def adds_up_a_tile_in_a_scalar(y):
+    s = 0.0
+    for _ in range(4):
+        s += tk.sum(y.load())  #: s is a scalar (float) and a float32 tile of shape (): on every path
+    y.store(s)
+
+
+def makes_a_tile_an_int(y):
+    y.store(int(tk.sum(y.load())))  #: int does not take tiles: cast with .astype(tk.int32); of one element write .item()
+
+
+def makes_a_tile_a_float(y):
+    y.store(float(y.load()))  #: float does not take tiles: cast with .astype(tk.float32); of one
+
+
 def looks_for_a_value(y):
     if y.load() in (1, 2):  #: if: a tile has no single truth value: use tk.where(condition, x, y) to choose by element
         y.store(1)

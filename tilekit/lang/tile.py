@@ -47,7 +47,7 @@ Scalar = bool | int | float | np.generic
 
 NO_TRUTH = (
     "a tile has no single truth value: use tk.where(condition, x, y) to choose by element, or tk.any, tk.all; "
-    "for a < x < b write (a < x) & (x < b)"
+    "for a < x < b write (a < x) & (x < b), for not x ~x"
 )
 NO_ITERATION = "a tile cannot be iterated over: tile operations work on all its elements at once"
 NO_INDEX = (

@@ -21,6 +21,7 @@ from tilekit.compiler.ir.constants import (
     known_attribute,
     may_be_one,
     operand_of,
+    type_of_operand,
 )
 from tilekit.compiler.ir.effects import is_pure
 from tilekit.compiler.ir.frames import Closure, Environment, Frame, Loop
@@ -41,7 +42,7 @@ from tilekit.compiler.ir.nodes import (
 )
 from tilekit.compiler.ir.rules import check_condition
 from tilekit.compiler.ir.symbols import SYMBOLS
-from tilekit.compiler.ir.types import UNKNOWN, TileType, Unknown
+from tilekit.compiler.ir.types import UNKNOWN, ScalarType, TileType, Unknown
 from tilekit.errors import CompileError
 from tilekit.lang.tile import whole_index
 
@@ -159,7 +160,10 @@ class Expressions:
         if variable:  # the last place that assigns to it
             stores = [n for n in ast.walk(node) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)]
             node = max(stores, key=lambda n: (n.lineno, n.col_offset), default=node)
-        self.refuse(f"{name if variable else 'the value'} is {kind_of(one)} and {kind_of(other)}: {KEEPS}", node)
+        types = [type_of_operand(side) for side in (one, other)]
+        mixed = any(isinstance(ty, ScalarType) for ty in types) and any(isinstance(ty, TileType) and not ty.shape for ty in types)
+        item = "; the scalar of a tile of shape () is tile.item()" if mixed else ""
+        self.refuse(f"{name if variable else 'the value'} is {kind_of(one)} and {kind_of(other)}: {KEEPS}{item}", node)
 
     def name(self, name: str, environment: Environment) -> Operand:
         """What a name stands for."""

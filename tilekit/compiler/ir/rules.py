@@ -206,13 +206,18 @@ def _check_call(name: str, function: Any, samples: list[Any], keywords: bool) ->
     if any(isinstance(one, Tile) for one in samples):
         if function is len:
             raise CompileError("len: a tile has no len; its extents are tile.shape")
-        if function in (int, float, bool) and any(isinstance(one, Tile) and one.shape for one in samples):
+        if function in (int, float, bool) and not all(_converts(function, one) for one in samples if isinstance(one, Tile)):
             raise CompileError(
                 f"{name} does not take tiles: cast with .astype(tk.{_DTYPES[function]}); of one element write .item()"
             )
         if function not in (abs, divmod, pow, int, float, bool):
             instead = f"; write tk.{name}" if name in OPS else ""
             raise CompileError(f"{name} does not take tiles: the operations on tiles are tk.*, the operators and abs{instead}")
+
+
+def _converts(function: Any, tile: Tile) -> bool:
+    """Whether Python's `int`, `float` or `bool` takes a tile."""
+    return not tile.shape and (function is bool or tile.dtype.kind in "iu")
 
 
 def _check_range(samples: list[Any], keywords: bool) -> None:

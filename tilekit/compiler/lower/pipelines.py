@@ -44,7 +44,7 @@ _VOID = ir.VoidType()
 
 @lowers(lang.pipelined)
 def pipelined(streams: types.Type, stages: types.Type, warp_specialize: types.Type, rotate: types.Type, split: types.Type) -> Any:
-    reject("pipelined", "stands in a for statement: for ta, tb in tk.pipelined(...):")
+    reject("pipelined", lang.PLACE)
 
 
 def _row(ty: types.Type) -> TileRowType:
