@@ -38,6 +38,7 @@ from tilekit.compiler.passes.rings import Unfit, make_rings
 from tilekit.compiler.passes.rotation import rotate_products
 from tilekit.compiler.passes.slices import load_from_whole_tensors
 from tilekit.compiler.passes.splitting import split_by_masks
+from tilekit.compiler.passes.spreading import spread_beside_products
 from tilekit.compiler.passes.staging import stage_operands
 from tilekit.compiler.passes.streams import streams_from_loads
 from tilekit.compiler.passes.traversals import count_traversals
@@ -63,7 +64,7 @@ PASSES: tuple[Callable[[Region], object], ...] = (
     load_from_whole_tensors, end_turns_together, load_in_turns, accumulate_products, mask_tiles, streams_from_loads,
     order_visits, stage_operands, fuse_exponentials, carry_scaled_maxima, eliminate_dead_code, add_up_by_parts,
     calculate_rows_first, rotate_products, gather_masks, split_by_masks, eliminate_dead_code, load_beside_products,
-    read_as_operands, multiply_abreast, find_multiples,
+    spread_beside_products, read_as_operands, multiply_abreast, find_multiples,
 )  # fmt: skip
 """In the order in which they run. Each rewrites a kernel in place, or finds something out; its module says when it is legal."""
 # Where the result of a product is not there at once, there is time to fill.

@@ -10,11 +10,12 @@ import operator
 from typing import Any
 
 from tilekit.lang import create, matmul, memory
+from tilekit.lang.shape import broadcast_to
 
 __all__ = [
     "CONSUMER", "PRODUCER", "counted", "end", "give", "join", "last", "load_beside", "load_tile_like_beside", "mma_abreast",
-    "multiple", "nth", "operand", "operand_tile", "part", "peek", "put", "registers", "ring", "role", "steps", "take", "variant",
-    "wait_product", "within",
+    "multiple", "nth", "operand", "operand_tile", "part", "peek", "put", "registers", "ring", "role", "spread", "steps", "take",
+    "variant", "wait_product", "within",
 ]  # fmt: skip
 
 CONSUMER, PRODUCER = 0, 1
@@ -69,6 +70,11 @@ def operand(tile: Any, renewed: Any) -> Any:
 def operand_tile(tile: Any) -> Any:
     """A tile in a stage, in the registers of the threads that take it for the first operand of a product."""
     return tile
+
+
+def spread(dtype: Any, extents: Any, tile: Any) -> Any:
+    """A row or column as a whole tile, whose elements lie as those of a product whose operands are of `dtype`."""
+    return broadcast_to(tile, extents)
 
 
 def wait_product(product: Any, *later: Any) -> Any:

@@ -51,6 +51,7 @@ _FUNCTIONS: set[Callable[..., Any]] = {
     intrinsics.multiple,
     intrinsics.operand_tile,
     intrinsics.part,
+    intrinsics.spread,
     intrinsics.within,
     *filter(callable, vars(math).values()),
 }

@@ -16,9 +16,11 @@ from tilekit.compiler.codegen.diagnose import in_words, reject
 from tilekit.compiler.codegen.emit import pack, unpack
 from tilekit.compiler.codegen.known_bits import is_whole
 from tilekit.compiler.codegen.operands import broadcast
-from tilekit.compiler.codegen.types import TileType, describe, i32, integer
+from tilekit.compiler.codegen.types import TileType, describe, dtype_of, i32, integer
+from tilekit.compiler.frontend import intrinsics
 from tilekit.compiler.layouts.linear import Config, Layout, Vector
 from tilekit.compiler.lower.memory import check_indices, index_values, tile_shape
+from tilekit.compiler.nvidia.products import beside_product
 from tilekit.compiler.nvidia.staged import StagedType
 from tilekit.errors import CompileError
 from tilekit.lang import shape as lang
@@ -192,6 +194,16 @@ def broadcast_to(x: types.Type, shape: types.Type) -> Any:
 @lowers_method(TileType, tile_lang.Tile.broadcast_to)
 def broadcast_to_method(self: TileType, shape: types.Type) -> Any:
     return _broadcast(self, shape)
+
+
+@lowers(intrinsics.spread, deferred=True)
+def spread(dtype: types.Type, extents: types.Type, tile: types.Type) -> Any:
+    held, beside = materialized(tile), dtype_of(dtype)
+    if isinstance(tile, ComputedType) or held.splat or beside is None:
+        return tile, lambda builder, _, __, value: value
+    layout = beside_product(tile_shape(extents, "broadcast_to"), held.config, beside)
+    wide = TileType(held.dtype, layout, held.config)
+    return wide, lambda builder, _, __, value: pack(builder, broadcast(builder, held, materialize(builder, tile, value), layout))
 
 
 @lowers(lang.cat)

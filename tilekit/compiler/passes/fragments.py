@@ -20,7 +20,7 @@ from tilekit.compiler.ir.types import TensorType
 from tilekit.dtypes import DType
 from tilekit.lang import memory
 
-__all__ = ["load_beside_products"]
+__all__ = ["Products", "load_beside_products"]
 
 _BESIDE = {
     memory.load: Constant(intrinsics.load_beside, "tilekit__load_beside"),
@@ -30,7 +30,7 @@ _BESIDE = {
 
 def load_beside_products(kernel: Region) -> None:
     """Let such loads of a kernel bring the elements to where the product's are."""
-    found = _Products(kernel)
+    found = Products(kernel)
     for operation in kernel.walk():
         if _is_load(operation):
             dtype = found.met_by(operation.results[0])
@@ -54,7 +54,7 @@ def _bring(load: Operation, dtype: DType) -> None:
     load.kind, load.what, load.operands = "call", _BESIDE[what], [dtype_constant(dtype), *load.operands]
 
 
-class _Products:
+class Products:
     """The results of a kernel's products and who reads them."""
 
     def __init__(self, kernel: Region) -> None:
@@ -64,6 +64,10 @@ class _Products:
                 self._readers.setdefault(value, []).append(operation)
         self._handed_on = {v for region in kernel.regions() for operand in region.operands for v in values_of(operand)}
         self._dtypes = of_products(kernel)
+
+    def lies_as(self, tile: Value) -> DType | None:
+        """The dtype of the operands of the product that a tile is made of, or meets; None if there is none."""
+        return self._dtypes.get(tile) or self.met_by(tile)
 
     def met_by(self, tile: Value) -> DType | None:
         """The dtype of the operands of the product that meets a tile; None if something else reads it."""
