@@ -98,6 +98,14 @@ def in_turns(c: tk.Out, a: tk.In, b: tk.In, n: int):
     c.store(acc)
 
 
+def from_either_end(c: tk.Out, a: tk.In, b: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(n):
+        at = k if n > 2 else n - 1 - k
+        acc = tk.mma(tk.load(a, (0, at), (64, 64)), tk.load(b, (k, 1), (64, 64)), acc)
+    c.store(acc)
+
+
 def paged(c: tk.Out, a: tk.In, b: tk.In, n: int, table: tk.In):
     acc = tk.zeros((64, 64), tk.float32)
     for k in range(n):
@@ -324,7 +332,7 @@ def test_what_is_told_to_others_holds_up_nothing():
     assert "= stream " in text_of(told_to_others, *PASSES)
 
 
-GATHERED = [by_two, far_apart, along_both, in_turns, paged, with_its_number]
+GATHERED = [by_two, far_apart, along_both, in_turns, from_either_end, paged, with_its_number]
 
 
 @pytest.mark.parametrize("make", GATHERED, ids=lambda make: make.__name__)

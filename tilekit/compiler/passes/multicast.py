@@ -79,7 +79,7 @@ class _Differing:
             if len(operation.results) == len(cluster):
                 return [value for value, blocks in zip(operation.results, cluster, strict=True) if blocks > 1]
         if not operation.regions:
-            asked = [operation, *(operation.what.operations if operation.kind == "gathered" else ())]
+            asked = [operation, *(operation.what.walk() if operation.kind == "gathered" else ())]
             own = any(one.kind == "call" and one.what.value is memory.bid for one in asked)
             differs = own or any(map(self.of, (*operation.operands, *operation.keywords.values())))
             return operation.results if differs else []

@@ -177,10 +177,10 @@ class _Streams:
         made: list[Operation] = []
         for operation in reversed(operations):
             if not needed.isdisjoint(operation.results):
-                if operation.regions or not _is_known_ahead(operation):
+                if not _is_known_ahead(operation):
                     return None
                 made.insert(0, operation)
-                needed.update(operation.reads())
+                needed.update(_read_from_outside(operation))
         return made
 
     def is_known_ahead(self, values: set[Value], body: Region) -> bool:
@@ -309,8 +309,23 @@ class _Streams:
         return shape_.results[dim] is extent
 
 
+def _read_from_outside(operation: Operation) -> set[Value]:
+    """What an operation reads, and its regions, of what is there before it."""
+    read = set(operation.reads())
+    for region in (inner for each in operation.regions for inner in each.regions()):
+        read.update(value for operand in region.operands for value in values_of(operand))
+        read.update(value for inner in region.operations for value in inner.reads())
+    return read - {value for each in operation.regions for inner in each.walk() for value in inner.results}
+
+
 def _is_known_ahead(operation: Operation) -> bool:
-    """Whether one thread can find it out, ahead of the others: it calculates, or loads an element that nobody writes."""
+    """Whether one thread can find it out, ahead of the others: it calculates, or loads an element that nobody writes; or chooses
+    between what does."""
+    if operation.kind == "if":
+        ends = all(inner.exit == "yield" for region in operation.regions for inner in region.regions())
+        return ends and all(_is_known_ahead(inner) for region in operation.regions for inner in region.operations)
+    if operation.regions:
+        return False
     if operation.kind == "call" and operation.what.value is memory.load:
         tensor = operation.operands[0]
         read = isinstance(tensor, Value) and isinstance(tensor.type, TensorType) and tensor.type.facts.role == "in"
