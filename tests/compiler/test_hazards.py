@@ -121,5 +121,6 @@ def test_a_stage_that_is_given_back_too_early_is_noticed(monkeypatch, compiled_p
 
     give = pipelines._release
     monkeypatch.setattr(pipelines, "_release", lambda *args: give(*args[:-1], "now"))
-    assert shared_memory_in_danger(compiled(4).ptx)
+    compiled(4)  # whose first form ptxas may serialise: then there is a second one, which does not depend on this
+    assert any(shared_memory_in_danger(one.ptx) for one in compiled_products)
     compiled_products.clear()
