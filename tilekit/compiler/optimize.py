@@ -67,7 +67,7 @@ PASSES: tuple[Callable[[Region], object], ...] = (
     spread_beside_products, read_as_operands, multiply_abreast, find_multiples,
 )  # fmt: skip
 """In the order in which they run. Each rewrites a kernel in place, or finds something out; its module says when it is legal."""
-# Where the result of a product is not there at once, there is time to fill.
+# For products by warpgroups: their results are not there at once, and their first operands may be in registers.
 _ASYNCHRONOUS = (stage_operands, rotate_products, read_as_operands, multiply_abreast)
 
 
