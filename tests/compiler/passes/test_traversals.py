@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import FunctionType
+
 import numpy as np
 import pytest
 from through_ir import both_ways, ir_of
@@ -36,6 +38,20 @@ def zipped(y: tk.Out, x: tk.In, start: int, stop: int):
     y.store(acc)
 
 
+def ahead(y: tk.Out, x: tk.In, start: int, stop: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for t, u in tk.pipelined(x.tiles((64, 64))[0, start:stop], x.tiles((64, 64))[1, start:stop]):
+        p = tk.mma(t, tk.full((64, 64), 1, x.dtype), tk.zeros((64, 64), tk.float32))
+        acc = tk.mma(p.astype(x.dtype), u, acc * 2)
+    y.store(acc)
+
+
+def with_bounds(make, kind):
+    made = FunctionType(make.__code__, make.__globals__, make.__name__)
+    made.__annotations__ = make.__annotations__ | {"start": kind, "stop": kind}
+    return made
+
+
 def expected(make, x, start, stop):
     upper, lower = ([row[:, 64 * k : 64 * k + 64] for k in range(TILES)] for row in (x[:64], x[64:]))
     acc, ones = np.zeros((64, 64)), np.ones((64, 64))
@@ -45,6 +61,9 @@ def expected(make, x, start, stop):
     elif make is to_the_end:
         for k, t in enumerate(upper[start:], stop):
             acc = acc + t @ ones + k
+    elif make is ahead:
+        for t, u in zip(upper[start:stop], lower[start:stop], strict=True):
+            acc = acc * 2 + t @ ones @ u
     else:
         for t, (k, u) in zip(upper[start:stop], enumerate(lower[:stop]), strict=False):
             acc = (acc + t @ u) * 2 + k
@@ -52,13 +71,14 @@ def expected(make, x, start, stop):
 
 
 @pytest.mark.parametrize("bounds", BOUNDS, ids=str)
-@pytest.mark.parametrize("make", [a_row, to_the_end, zipped], ids=lambda make: make.__name__)
-def test_tiles_are_those_of_a_slice(make, bounds, device):
-    x = np.random.default_rng(1).integers(-2, 3, (128, 64 * TILES)).astype(np.float16)
+@pytest.mark.parametrize("kind", ["int", "tk.Const"])
+@pytest.mark.parametrize("make", [a_row, to_the_end, zipped, ahead], ids=lambda make: make.__name__)
+def test_tiles_are_those_of_a_slice(make, bounds, kind, device):
+    x = np.random.default_rng(1).integers(-1, 2, (128, 64 * TILES)).astype(np.float16)
 
     def run():
         y, tensor = api.full((64, 64), -1.0).sync(), api.from_host(x).sync()
-        tk.kernel(num_warps=4)(make)(y.partition((64, 64)), tensor, *bounds).sync()
+        tk.kernel(num_warps=4)(with_bounds(make, kind))(y.partition((64, 64)), tensor, *bounds).sync()
         return y.to_host().sync()
 
     for result in both_ways(run, device):

@@ -26,6 +26,8 @@ def least(operand: Operand, definitions: Mapping[Value, Operation]) -> int | Non
             return min(known) if len(known) == len(bounds) else None
         if function is calculation.cdiv and bounds[0] is not None and (by := _divisor(operation.operands[1])):
             return -(-bounds[0] // by)
+        if function is memory.bid:
+            return 0
         if function is memory.num_tiles and isinstance(operation.operands[1], Constant):
             extent = _extent(operation.operands[0], operation.operands[1].value)
             return None if extent is None else min(1, extent)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tilekit.compiler.ir.inference import infer
 from tilekit.compiler.ir.insertion import Insertion
+from tilekit.compiler.ir.least import least
 from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Region, Section, Value
 from tilekit.lang import memory
 
@@ -91,9 +92,21 @@ def rows_of(operands: list[Operand], defined: dict[Value, Operation], new: Inser
         section = parts[dim]
         assert isinstance(section, Section)
         count = new.call(memory.num_tiles, tensor, Constant(dim), extents)
-        stop = count if section.stop == _NONE else new.call(min, section.stop, count)
-        rows.append(Row(tensor, extents, parts, dim, Constant(0) if section.start == _NONE else section.start, stop))
+        start = Constant(0) if section.start == _NONE else _from_the_beginning(section.start, count, defined, new)
+        stop = count if section.stop == _NONE else new.call(min, _from_the_beginning(section.stop, count, defined, new), count)
+        rows.append(Row(tensor, extents, parts, dim, start, stop))
     return rows
+
+
+def _from_the_beginning(bound: Operand, count: Value, defined: dict[Value, Operation], new: Insertion) -> Operand:
+    """The same bound, counted from the first tile, where it may be negative and count from the end."""
+    known = least(bound, defined)
+    if known is not None and known >= 0:
+        return bound
+    if isinstance(bound, Constant):
+        return new.call(max, Constant(0), new.plus(count, bound.value))
+    below = new.call(max, Constant(-1), new.call(min, Constant(0), bound))  # -1 of what is negative
+    return new.call(max, Constant(0), new.emit("binary", [bound, new.emit("binary", [count, below], "*")], "-"))
 
 
 def _gathered(tensor: Operand, extents: Operand, start: Operand, stop: Operand, *captured: Operand, index: Region) -> Gathered:
@@ -113,7 +126,6 @@ def _parsed(operand: Operand, defined: dict[Value, Operation]) -> tuple[Operand,
     if len(sections) != 1:
         return None
     ((dim, section),) = sections
-    bounds = [bound.value for bound in (section.start, section.stop) if isinstance(bound, Constant)]
-    if section.step != _NONE or any(bound is not None and bound < 0 for bound in bounds):
+    if section.step != _NONE:
         return None
     return grid.operands[0], grid.operands[1], parts, dim

@@ -7,17 +7,14 @@
 So do those over `enumerate` of such, and over one row. What loads ahead knows these.
 
 Legal where the items of a turn are taken apart, and each row is one of tiles along one dimension, which are loaded as they come.
-Bounds of rows that may be negative count from the end, as in the slices that they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 from tilekit.compiler.ir.insertion import Insertion
-from tilekit.compiler.ir.least import least
 from tilekit.compiler.ir.nodes import (
     Constant,
     Group,
@@ -90,7 +87,6 @@ def _count(loop: Operation, items: Items, region: Region, defined: dict[Value, O
     taken = [operation for operation in body.operations if operation.kind == "item" and operation.operands[0] is item]
     if not rows or (isinstance(items, list) and _is_read_whole(item, body, taken)):
         return
-    rows = [_from_the_beginning(row, before, defined) for row in rows]
     turns: Operand | None = None
     for row in rows:
         count = row.stop if row.start == Constant(0) else before.emit("binary", [row.stop, row.start], "-")
@@ -125,22 +121,6 @@ def _is_read_whole(item: Value, body: Region, taken: list[Operation]) -> bool:
         return True
     ends = (value for region in body.regions() for operand in region.operands for value in values_of(operand))
     return item in ends or any(item in operation.reads() for operation in body.walk() if operation not in taken)
-
-
-def _from_the_beginning(row: Row, new: Insertion, defined: dict[Value, Operation]) -> Row:
-    """The same row, with bounds that count from its first tile, where they may be negative and count from the end."""
-    bounds = row.start, row.stop
-    known = [least(bound, defined) for bound in bounds]
-    if all(bound is not None and bound >= 0 for bound in known):
-        return row
-    count = new.call(memory.num_tiles, row.tensor, Constant(row.dim), row.extents)
-
-    def counted(bound: Operand) -> Operand:
-        below = new.call(max, Constant(-1), new.call(min, Constant(0), bound))  # -1 of what is negative
-        return new.call(max, Constant(0), new.emit("binary", [bound, new.emit("binary", [count, below], "*")], "-"))
-
-    start, stop = (bound if isinstance(bound, Constant) else counted(bound) for bound in bounds)
-    return replace(row, start=start, stop=stop)
 
 
 def _loaded(row: Row, turn: Value, new: Insertion) -> Value:
