@@ -260,10 +260,13 @@ def _with_rings(
     tensors = {ty.parameter: (at, ty) for at, ty in enumerate(types_) if isinstance(ty, TensorType)}
     producers, room = producers_of(gpu, config.num_warps), gpu.room
 
-    def state(rooms: int, kept: int, *, apart: bool = True, spare: int = 0) -> Pipelines:
+    # Registers that are dealt out anew are few in blocks that share a multiprocessor: only if they have to be.
+    alone = deals_registers(gpu) and (occupancy or 1) == 1
+
+    def state(rooms: int, kept: int, *, apart: bool = True, deals: bool = alone, spare: int = 0) -> Pipelines:
         return Pipelines(
             tensors, gpu, form.rings, producers=producers, shared=room, resident=occupancy or 1, rooms=rooms, kept=kept,
-            apart=apart, spare=spare,
+            apart=apart, deals=deals, spare=spare,
         )  # fmt: skip
 
     tried, spilling = state(0, 0), None
@@ -278,9 +281,12 @@ def _with_rings(
         if rooms <= tried.rooms and kernel.shared_bytes + kernel.dynamic_shared_bytes <= room:
             # ptxas has each product wait where registers are short, and where it sees their operands written too early.
             if tried.operand_sets and (kernel.spilled_bytes or compilation.serialised):
-                tried = state(tried.rooms, tried.kept, apart=False)
+                tried = state(tried.rooms, tried.kept, apart=False, deals=tried.deals)
                 continue
             if (occupancy or 1) > 1 and kernel.spilled_bytes:
+                if deals_registers(gpu) and not tried.deals:
+                    tried = state(tried.rooms, tried.kept, apart=tried.apart, deals=True)
+                    continue
                 raise Unfit(f"with warps that load, too, registers of {occupancy} blocks on a multiprocessor spill")
             if 0 < kernel.spilled_bytes <= _FEW_SPILLS and not tried.spare and deals_registers(gpu):
                 # Perhaps it is those who load that spill, since it takes much to find out which tiles come.
@@ -291,7 +297,7 @@ def _with_rings(
             return kernel, compilation
         # What other operations need of shared memory is known now, and is left to them.
         kept = max(kernel.shared_bytes + tried.parked_bytes, tried.kept)
-        further = state(max(rooms, tried.rooms), kept, apart=tried.apart, spare=tried.spare)
+        further = state(max(rooms, tried.rooms), kept, apart=tried.apart, deals=tried.deals, spare=tried.spare)
         if (further.rooms, further.kept) == (tried.rooms, tried.kept):
             total = kernel.shared_bytes + kernel.dynamic_shared_bytes
             raise Unfit(f"its stages and the rest take {total} bytes of shared memory; a block has {room}")

@@ -113,6 +113,7 @@ class Pipelines:
         left: by ring, how many may be under way when a turn has ended.
         operands: by ring, registers that operands of a turn's products have to themselves: their names, and how many;
             `operand_sets`: how many products have some; `apart`: whether they may.
+        deals: whether registers are dealt out anew, from those who load to those who calculate.
         spare: how many more registers than usual a thread that loads keeps.
         waiting: the last product that is waited for where it is asked for; None if another wait has come since.
         turn: that is being lowered; None outside of them. `parking`: by ring, whether the last one put operands somewhere.
@@ -133,6 +134,7 @@ class Pipelines:
         rooms: int = 0,
         kept: int = 0,
         apart: bool = True,
+        deals: bool = False,
         spare: int = 0,
     ) -> None:
         self.tensors, self.target, self.rings, self.producers = tensors, target, rings, producers
@@ -148,7 +150,7 @@ class Pipelines:
         self.products: list[Asked | Waited] = []
         self.left: dict[int, int] = {}
         self.operands: dict[int, list[tuple[str, int]]] = {}
-        self.operand_sets, self.apart, self.spare = 0, apart, spare
+        self.operand_sets, self.apart, self.deals, self.spare = 0, apart, deals, spare
         self.waiting: Any = None
         self.turn: Turn | None = None
         self.parking: dict[int, bool] = {}

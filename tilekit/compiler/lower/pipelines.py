@@ -23,7 +23,7 @@ from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP
 from tilekit.compiler.lower.atomic import SCOPES, look
 from tilekit.compiler.lower.indexed import check_points, index_parts
 from tilekit.compiler.lower.views import all_of_grid, load_of_row, tiles_of_row
-from tilekit.compiler.nvidia.multibuffer import RingType, deals_registers, narrow, the_pipelines, the_ring, wait
+from tilekit.compiler.nvidia.multibuffer import RingType, narrow, the_pipelines, the_ring, wait
 from tilekit.compiler.nvidia.stage_copies import fill
 from tilekit.compiler.nvidia.staged import StagedType
 from tilekit.compiler.nvidia.vectors import StagedVectorType
@@ -35,7 +35,7 @@ from tilekit.lang import pipelines as lang
 
 # By the warps that calculate: what a thread that loads keeps when registers are dealt out anew. If one thread has tiles brought,
 # it needs few; if all copy, they need addresses; if sums of several products are carried round, it has to make do.
-_PRODUCER_REGISTERS = {8: (40, 72, 24), 16: (32, 64, 32)}
+_PRODUCER_REGISTERS = {4: (40, 72, 24), 8: (40, 72, 24), 16: (32, 64, 32)}
 _FEW_PRODUCTS = 3  # of a turn: two to make something of, and one of that
 # Registers for a first operand that products of several turns share, and the warps whose threads have them to spare.
 _MOST_READ, _MOST_READERS = 32, 8
@@ -115,12 +115,15 @@ def role() -> Any:
     return types.int32, emit
 
 
-def _dealt(target: Target, consumers: int, producers: int, few: int) -> dict[int, int]:
-    """Registers of a thread (setmaxnreg), by its role, if producers give away all but a `few` of what all began with."""
+def _dealt(target: Target, blocks: int, consumers: int, producers: int, few: int) -> dict[int, int]:
+    """Registers of a thread (setmaxnreg), by its role, if producers give away all but a `few` of what all began with.
+
+    So many blocks share a multiprocessor.
+    """
     unit = target.register_unit
-    began = target.registers // (consumers + producers) // unit * unit
-    rest = began * (consumers + producers) - few * producers
-    return {intrinsics.CONSUMER: rest // consumers // unit * unit, intrinsics.PRODUCER: few}
+    rest = target.registers_of(blocks * (consumers + producers)) * (consumers + producers) - few * producers
+    most = min(target.thread_registers, rest // consumers) // unit * unit
+    return {intrinsics.CONSUMER: most, intrinsics.PRODUCER: few}
 
 
 @lowers(intrinsics.registers)
@@ -129,10 +132,9 @@ def registers(role: types.Type, products: types.Type) -> Any:
 
     def emit(builder: ir.IRBuilder, *_: ir.Value) -> None:
         state = the_pipelines()
-        # Of blocks that share a multiprocessor each has fewer than can be dealt out so.
-        if warps in _PRODUCER_REGISTERS and deals_registers(state.target) and state.resident == 1:
+        if warps in _PRODUCER_REGISTERS and state.deals:
             few = _PRODUCER_REGISTERS[warps][1 if state.copied else 2 * many] + state.spare
-            count = _dealt(state.target, warps * WARP, state.producers, few)[mine]
+            count = _dealt(state.target, state.resident, warps * WARP, state.producers, few)[mine]
             text = f"setmaxnreg.{'inc' if mine == intrinsics.CONSUMER else 'dec'}.sync.aligned.u32 {count};"
             asm(builder, text, "~{memory}", _VOID, [], convergent=True)
 

@@ -1,9 +1,9 @@
 """Attention of a few queries at the end of each sequence, as when tokens are generated one by one.
 
 There is little to calculate and much to read: all keys and values once. To keep all multiprocessors busy, the keys of a sequence
-are dealt out to several blocks, each of which writes a result of its own and the logarithm of its sum; a second kernel weighs
-these and adds them up, always in the same order ("Flash-Decoding", Dao et al., 2023). Query heads that share a key head are rows
-of one tile. Tiles of keys and values come ahead, from pages too: what is being worked on is a small part of what is on its way.
+are dealt out to several blocks, each of which writes a result of its own and the logarithm of its sum, which `parts` adds up.
+Query heads that share a key head are rows of one tile. Tiles of keys and values come ahead, from pages too: what is being worked
+on is a small part of what is on its way.
 What a block has to read follows from the sequence's own length.
 """
 
@@ -17,6 +17,7 @@ from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._attention.arguments import check_qkv, scale_of
 from tilekit.kernels._attention.online_softmax import LOG2_E, LOWEST
+from tilekit.kernels._attention.parts import added_up
 from tilekit.kernels._host import (
     Launches,
     Operand,
@@ -34,7 +35,7 @@ from tilekit.ops import DeviceOp, Spec
 
 __all__ = ["attention_decode"]
 
-BM, BN, BD, PARTS = tk.generics("BM BN BD PARTS")
+BM, BN, BD = tk.generics("BM BN BD")
 
 _MOST_ROWS, _MOST_SPLITS = 64, 64
 _LEAST_ROWS, _LEAST_COLUMNS, _MOST_COLUMNS, _CPU_COLUMNS = 16, 16, 128, 256
@@ -95,17 +96,6 @@ def _of_parts(
         result = acc * tk.where(row_sum == 0, 0.0, 1.0 / row_sum)
         tk.store(o, (part, at, 0, 0), result.astype(o.dtype).reshape((1, 1, BM, BD)))
         tk.store(sums, (part, at, 0), (row_max + tk.log2(row_sum)).reshape((1, 1, BM)))
-
-
-@tk.kernel
-def _together(y: tk.Out, o: tk.In, sums: tk.In):
-    row, at = tk.bid(0), tk.bid(1)
-    s = tk.load(sums, (0, at, row), (PARTS, 1, 1), padding_mode="-inf").reshape((PARTS, 1))
-    parts = tk.load(o, (0, at, row, 0), (PARTS, 1, 1, BD)).reshape((PARTS, BD))
-    weights = tk.exp2(s - tk.maximum(tk.max(s, 0, keepdims=True), LOWEST))
-    total = tk.sum(weights, 0, keepdims=True)
-    result = tk.sum(parts * weights, 0, keepdims=True) * tk.where(total == 0, 0.0, 1.0 / total)
-    tk.store(y, (at, row, 0), result.astype(y.dtype).reshape((1, 1, BD)))
 
 
 class _Schedule(NamedTuple):
@@ -199,10 +189,7 @@ def attention_decode(
         launch = launch.generics(BM=schedule.rows, BN=schedule.columns, BD=schedule.depth).num_warps(schedule.num_warps)
         yield launch.occupancy(schedule.occupancy).grid((schedule.parts, rows[1]))
         if several:
-            launch = _together(shaped(flat, rows[1:]).scattered(), o, sums).generics(
-                PARTS=power(schedule.parts), BD=schedule.depth
-            )
-            yield launch.num_warps(4).grid((rows[2], rows[1]))
+            yield added_up(shaped(flat, rows), None, o, sums, schedule.depth)
         if flat is not y:
             yield flat.copy_into(y)
         return y

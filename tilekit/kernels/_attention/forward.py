@@ -19,8 +19,9 @@ from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
 from tilekit.errors import check_flag
 from tilekit.kernels._attention.arguments import check_qkv, scale_of
-from tilekit.kernels._attention.mask import masks_of, seen
+from tilekit.kernels._attention.mask import Masks, masks_of, seen
 from tilekit.kernels._attention.online_softmax import LN_2, LOG2_E, LOWEST
+from tilekit.kernels._attention.parts import added_up
 from tilekit.kernels._host import (
     Launches,
     Operand,
@@ -30,6 +31,7 @@ from tilekit.kernels._host import (
     on_cpu,
     out_or_new,
     power,
+    shaped,
     takes_ops,
 )
 from tilekit.kernels._staging import in_stages
@@ -41,6 +43,10 @@ BM, BN, BD = tk.generics("BM BN BD")
 
 # Keys and values of so many heads at a time are to stay in the L2 cache; an H200's has 50 MB, with a faster half.
 _CACHED = 16 << 20
+# Of keys that are taken apart, by measurements on an H200: what a multiprocessor calculates in a microsecond, by the size of an
+# element; microseconds that a block takes beside its turns; that adding up takes, and the bytes that it moves in one.
+_RATE, _START, _ADDING, _ADDED = {2: 4.5e6, 4: 0.3e6}, 3.0, 4.0, 2.0e6
+_MOST_PARTS, _LEAST_TURNS, _WORTH = 64, 2, 0.9
 _ROUNDS = 16  # of the blocks, in which causal tiles of different lengths even out: by a simulation up to 2 %
 
 
@@ -71,12 +77,14 @@ def _back_and_forth(at, tiles, blocks):
 @tk.kernel
 def _attention(
     o: tk.Out, lse: tk.Out, q: tk.In, k: tk.In, v: tk.In, scale: float, left: int, right: int, group: int, share: int,
-    rows: int, tiles: int, blocks: int, stays: tk.Const, masked: tk.Const, below: tk.Const, above: tk.Const, wanted: tk.Const,
-    ahead: tk.Const, stages: tk.Const, precision: tk.Const,
+    rows: int, tiles: int, blocks: int, parts: int, stays: tk.Const, masked: tk.Const, below: tk.Const, above: tk.Const,
+    wanted: tk.Const, apart: tk.Const, ahead: tk.Const, stages: tk.Const, precision: tk.Const,
 ):  # fmt: skip
     """A block that `stays` visits one tile of queries after another, each with so many tiles `ahead`; else there is one for each.
 
-    `masked` says whether there is a tile of keys that a query does not see all of, `wanted` whether `lse` is.
+    `masked` says whether there is a tile of keys that a query does not see all of, `wanted` whether `lse` is. Where keys are
+    taken `apart`, each tile of queries is visited in so many `parts`, whose results and binary logarithms of sums come one behind
+    the other along the batch.
     """
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
     number = tk.bid(0)
@@ -84,6 +92,10 @@ def _attention(
         at = number
         if stays and above:
             at = _back_and_forth(number, tiles, blocks)
+        part = 0
+        if apart:
+            part = at // (heads * q.shape[0] * rows)
+            at = at - part * (heads * q.shape[0] * rows)
         i, h = _visited(at, heads * q.shape[0], rows, share)
         b = h // heads
         h = h - b * heads
@@ -93,6 +105,10 @@ def _attention(
             first, reach = max(0, diagonal - left) // BN, right
         if above:
             last = max(first + 1, min(last, tk.cdiv(diagonal + min(BM, queries - i * BM) + reach, BN)))
+        if apart:
+            each = tk.cdiv(last - first, parts)
+            first = min(last, first + part * each)
+            last = min(last, first + each)
         for tq in tk.pipelined(q.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], stages=ahead):
             query, j = tq.reshape((BM, BD)), first
             acc, row_sum = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1), tk.float32)
@@ -114,9 +130,13 @@ def _attention(
                 j += 1
             # A query that sees no key gets zeros, and -inf.
             result = acc * tk.where(row_sum == 0, 0.0, 1.0 / row_sum)
-            tk.store(o, (b, h, i, 0), result.astype(o.dtype).reshape((1, 1, BM, BD)))
+            to = part * q.shape[0] + b
+            tk.store(o, (to, h, i, 0), result.astype(o.dtype).reshape((1, 1, BM, BD)))
             if wanted:
-                tk.store(lse, (b, h, i), ((row_max + tk.log2(row_sum)) * LN_2).reshape((1, 1, BM)))
+                sums = row_max + tk.log2(row_sum)
+                if not apart:
+                    sums = sums * LN_2
+                tk.store(lse, (to, h, i), sums.reshape((1, 1, BM)))
         number += blocks
         if not stays:
             number = tiles
@@ -126,13 +146,14 @@ def _attention(
 
 
 class _Tiling(NamedTuple):
-    """`BM`, `BN`, `BD`, the stages of keys and values, and the warps."""
+    """`BM`, `BN`, `BD`, the stages of keys and values, the warps, and the blocks that a multiprocessor has room for."""
 
     rows: int
     columns: int
     depth: int
     stages: int | None
     num_warps: int
+    occupancy: int = 1
 
 
 # By the head size. On GPUs of compute capability 9.0 each warpgroup has 64 rows, and shared memory room for the stages.
@@ -198,29 +219,65 @@ def attention(
     if overlapped:
         tiling = taller(tiling, batch * heads, queries, count)
     rows = -(-queries // tiling.rows)
-    tiles = batch * heads * rows
+    parts = 1 if on_cpu(q) else _parts(batch * heads, queries, keys, q.shape[3], q.itemsize, tiling, masks, count)
+    tiles = batch * heads * rows * parts
     # Blocks that stay load ahead for their next tile: 3 % to 5 % on an H200. But where tiles take differently long, those of
     # large heads had better come to who is done first: up to 13 %.
-    stays = overlapped and not (masks.above and tiling.depth > 64)
-    blocks = min(tiles, count) if stays else tiles
+    stays = overlapped and _stays(tiling, masks, tiles // count, keys)
+    blocks = min(tiles, count * tiling.occupancy) if stays else tiles
     if overlapped and masks.above:
         share = max(share, -(-_ROUNDS * count * tiling.rows // max(1, queries * group)) * group)
 
     def steps(new):
         y, sums = new(destination), new(Spec((batch, heads, queries), dtypes.float32))
         if y.size and keys:
+            apart, o, weights = parts > 1, y, sums
+            if apart:
+                o, weights = (new(Spec((parts * batch, *x.shape[1:]), dtypes.float32)) for x in (y, sums))
             launch = _attention(
-                y.scattered(), sums.scattered(), q, k, v, factor * LOG2_E, masks.left, masks.right, group, share, rows, tiles,
-                blocks, stays, masks.above or masks.below or keys % tiling.columns > 0, masks.below, masks.above, return_lse,
-                2 if stays and not masks.above and tiling.depth <= 64 else 1, tiling.stages, precision,
+                o.scattered(), weights.scattered(), q, k, v, factor * LOG2_E, masks.left, masks.right, group, share, rows, tiles,
+                blocks, parts, stays, masks.above or masks.below or keys % tiling.columns > 0, masks.below, masks.above,
+                return_lse or apart, apart, 2 if stays and not masks.above and tiling.depth <= 64 else 1, tiling.stages,
+                precision,
             )  # fmt: skip
-            yield launch.generics(BM=tiling.rows, BN=tiling.columns, BD=tiling.depth).num_warps(tiling.num_warps).grid(blocks)
+            launch = launch.generics(BM=tiling.rows, BN=tiling.columns, BD=tiling.depth)
+            yield launch.num_warps(tiling.num_warps).occupancy(tiling.occupancy).grid(blocks)
+            if apart:
+                of_heads = (parts, batch * heads, *y.shape[2:])
+                yield added_up(y, sums if return_lse else None, shaped(o, of_heads), shaped(weights, of_heads[:3]), tiling.depth)
         elif y.size:
             yield filled(y)
             yield filled(sums, float("-inf"))
         return (y, sums) if return_lse else y
 
     return Launches(q, steps, None if return_lse else q)
+
+
+def _stays(tiling: _Tiling, masks: Masks, rounds: int, keys: int) -> bool:
+    return not (masks.above and tiling.depth > 64)
+
+
+@functools.lru_cache(maxsize=256)
+def _parts(heads: int, queries: int, keys: int, size: int, itemsize: int, tiling: _Tiling, masks: Masks, count: int) -> int:
+    """How many parts the keys are taken apart into, lest multiprocessors have nothing to do: by a model, 1 if in doubt."""
+    turns = []
+    for row in range(0, queries, tiling.rows):
+        diagonal, first, last = row + keys - queries, 0, -(-keys // tiling.columns)
+        if masks.below:
+            first = max(0, diagonal - masks.left) // tiling.columns
+        if masks.above:
+            last = min(last, -(-(diagonal + min(tiling.rows, queries - row) + masks.right) // tiling.columns))
+        turns.append(max(1, last - first))
+    tiles, longest, mean = heads * len(turns), max(turns, default=0), sum(turns) / max(1, len(turns))
+    turn = 4 * tiling.rows * tiling.columns * tiling.depth / _RATE[itemsize]
+
+    def time(parts: int) -> float:
+        rounds = -(-tiles * parts // count)
+        adding = _ADDING + heads * queries * size * 8 * parts / _ADDED if parts > 1 else 0.0
+        return max(rounds * (mean / parts * turn + _START), longest / parts * turn) + adding
+
+    best = min(range(1, max(1, min(_MOST_PARTS, longest // _LEAST_TURNS)) + 1), key=time)
+    return best if time(best) <= _WORTH * time(1) else 1
 
 
 @functools.lru_cache(maxsize=256)
