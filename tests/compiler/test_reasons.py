@@ -408,7 +408,7 @@ def attending(o: tk.Out, q: tk.In, k: tk.In, v: tk.In, n: int, how: tk.Const):
 
 def along(o: tk.Out, q: tk.In, k: tk.In, v: tk.In, n: int, how: tk.Const):
     query, acc = tk.load(q, (tk.bid(0), 0), (64, 64)), tk.zeros((64, 64), tk.float32)
-    keys = k.tiles((64, 64)) if how == "all" else k.tiles((64, 64))[1 : -1 if how == "negative" else n, 0]
+    keys = k.tiles((64, 64)) if how == "all" else k.tiles((64, 64))[1:n, 0]
     for key, value in tk.pipelined(keys, v.tiles((64, 64))[:, 0]):
         s = tk.mma(query, key.transpose(), tk.zeros((64, 64), tk.float32))
         acc = tk.mma(s.astype(v.dtype), value, acc)
@@ -460,8 +460,7 @@ ROTATIONS = [
     ),
     *ways(
         along,
-        ("all", "a stream is no row of tiles along one dimension, with bounds that count from its first tile"),
-        ("negative", "a stream is no row of tiles along one dimension, with bounds that count from its first tile"),
+        ("all", "a stream is no row of tiles along one dimension, without a step"),
     ),
     *ways(chained, (128, "the products of a turn that make what the last one multiplies differ in shape or dtype"), without=64),
 ]  # fmt: skip

@@ -110,8 +110,27 @@ def parsed(sass):
 def loops(sass):
     """The names of the instructions of each loop, from where it jumps to on."""
     code, labels = parsed(sass)
+    return [[step.name for step in code[first:end]] for first, end in _loops(code, labels)]
+
+
+def multiplying(sass):
+    """Those of the innermost loops with products of warpgroups.
+
+    What waits stands behind the kernel, and jumps back into a loop: that is none.
+    """
+    code, labels = parsed(sass)
+    found = [(first, end) for first, end in _loops(code, labels) if any(map(_is_product, code[first:end]))]
+
+    def is_innermost(first, end):
+        others = [(a, b) for a, b in found if (a, b) != (first, end)]
+        return not any(first <= a < b <= end or a < first < b < end for a, b in others)
+
+    return [[step.name for step in code[first:end]] for first, end in found if is_innermost(first, end)]
+
+
+def _loops(code, labels):
     jumps = ((at, labels.get(step.operands[-1].strip("`()"), at)) for at, step in enumerate(code) if step.name.startswith("BRA"))
-    return [[step.name for step in code[first : last + 1]] for last, first in jumps if first < last]
+    return [(first, last + 1) for last, first in jumps if first < last]
 
 
 def _is_product(step):

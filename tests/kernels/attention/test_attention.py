@@ -13,6 +13,7 @@ from warpgroup_code import products
 import tilekit as tk
 from tilekit import api, kernels
 from tilekit.kernels._attention import backward, forward
+from tilekit.kernels._attention.mask import masks_of
 
 f = api.from_host
 BF16 = ml_dtypes.bfloat16
@@ -68,6 +69,66 @@ def test_tiles_of_many_queries(device, monkeypatch, lengths, causal):
     monkeypatch.setattr(forward, "_TALL_TIME", 0)
     queries, keys = lengths
     check(*operands((1, 4, queries, 64), (1, 2, keys, 64), np.float16), causal=causal)
+
+
+@pytest.mark.parametrize("parts", [2, 3, 64])
+@pytest.mark.parametrize("lengths", [(1, 1), (1, 1000), (70, 300), (300, 77), (129, 2000)], ids=str)
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": 40}, {"window": 200, "causal": True}], ids=str)
+def test_keys_are_taken_apart(device, monkeypatch, parts, lengths, options):
+    """Some parts have no keys, and some queries see none at all."""
+    monkeypatch.setattr(forward, "_planned", lambda tiling, *_: (tiling, parts))
+    queries, keys = lengths
+    check(*operands((2, 4, queries, 64), (2, 2, keys, 64), np.float16), **options)
+
+
+def test_parts_are_written_to_any_result(device, monkeypatch):
+    monkeypatch.setattr(forward, "_planned", lambda tiling, *_: (tiling, 3))
+    q, k, v = operands((2, 2, 70, 80), (2, 2, 500, 80), np.float16)
+    out = api.full((2, 70, 2, 80), 7.0, tk.float16).sync()
+    kernels.attention(f(q), f(k), f(v), out=out.permute(0, 2, 1, 3)).sync()
+    wanted, _ = right(q, k, v)
+    assert np.abs(out.to_host().sync().transpose(0, 2, 1, 3) - wanted).max() <= 2e-3 * np.abs(wanted).max()
+
+
+def plan(heads, queries, keys, size, causal=False):
+    masks, tiling = masks_of("", causal, None), forward.tiling_of((1, 1, queries, size), keys, tk.float16, False, True, False)
+    tiling = forward.taller(tiling, heads, queries, 132)
+    chosen, parts = forward._planned(tiling, heads, queries, keys, size, 2, masks, 132, True)
+    return chosen.rows, parts
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_keys_are_taken_apart_where_multiprocessors_had_nothing_to_do(causal):
+    for heads, queries, keys, size in ((3, 88, 10840, 32), (8, 223, 21429, 80), (48, 64, 16384, 256), (1, 128, 4000, 128)):
+        rows, parts = plan(heads, queries, keys, size, causal)
+        blocks = heads * -(-queries // rows) * parts
+        assert parts > 1
+        assert 40 < blocks < 6 * 132, (heads, queries, keys, size)
+    for heads, queries, keys, size in ((128, 128, 4096, 128), (1000, 64, 64, 64), (1, 1, 1, 64), (32, 8192, 8192, 128)):
+        assert plan(heads, queries, keys, size, causal)[1] == 1
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_short_sequences_have_low_tiles(causal):
+    for heads, length, size in ((768, 64, 64), (1024, 64, 128), (1456, 128, 128)):
+        assert plan(heads, length, length, size, causal)[0] == 64, (heads, length, size)
+    for heads, length, size in ((64, 4096, 64), (32, 8192, 128), (128, 1024, 128), (16, 8192, 256)):
+        assert plan(heads, length, length, size, causal)[0] > 64, (heads, length, size)
+
+
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+def test_blocks_of_low_tiles_share_a_multiprocessor(size, causal):
+    """With products by warpgroups in each: registers are dealt out anew among fewer, and none spill."""
+    q = api.meta((64, 16, 64, size), tk.bfloat16)
+    op = kernels.attention(q, q, q, causal=causal)
+    op.consumed()
+    (launch,) = [part for part in op.parts() if isinstance(part, tk.KernelLaunch)]
+    made, told = launch.compile(target="sm_90a"), launch.explain("sm_90a")
+    assert made.local_bytes == 0
+    assert told.blocks_per_multiprocessor == forward._LOW[size].occupancy
+    assert "HGMMA" in made.sass
+    assert "USETMAXREG" in made.sass
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -57,7 +57,7 @@ def rotate_products(kernel: Region) -> int:
             for loop in [operation for operation in region.operations if operation.kind == "stream"]:
                 halves = _Halves(loop)
                 if not halves.reason and not _Rotation(loop, halves, defined).into(region):
-                    halves.reason = "a stream is no row of tiles along one dimension, with bounds that count from its first tile"
+                    halves.reason = "a stream is no row of tiles along one dimension, without a step"
                 if sum(map(accumulates, loop.regions[0].operations)) > 1:
                     said = halves.reason or "the first product of a turn is asked for before the second one of the turn before"
                     remark(loop.location, "rotation", said, done=not halves.reason)

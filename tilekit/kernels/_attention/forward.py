@@ -12,6 +12,7 @@ Exponentials are powers of two, with the factor in `scale`. Tiles in which no qu
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import tilekit as tk
@@ -43,10 +44,6 @@ BM, BN, BD = tk.generics("BM BN BD")
 
 # Keys and values of so many heads at a time are to stay in the L2 cache; an H200's has 50 MB, with a faster half.
 _CACHED = 16 << 20
-# Of keys that are taken apart, by measurements on an H200: what a multiprocessor calculates in a microsecond, by the size of an
-# element; microseconds that a block takes beside its turns; that adding up takes, and the bytes that it moves in one.
-_RATE, _START, _ADDING, _ADDED = {2: 4.5e6, 4: 0.3e6}, 3.0, 4.0, 2.0e6
-_MOST_PARTS, _LEAST_TURNS, _WORTH = 64, 2, 0.9
 _ROUNDS = 16  # of the blocks, in which causal tiles of different lengths even out: by a simulation up to 2 %
 
 
@@ -160,6 +157,20 @@ class _Tiling(NamedTuple):
 _STAGED = {64: _Tiling(128, 128, 64, 4, 8), 128: _Tiling(128, 128, 128, 2, 8), 256: _Tiling(128, 32, 256, 4, 8)}
 # With scores that are asked for ahead: keys and values come once for twice as many queries.
 _TALL = {64: _Tiling(256, 64, 64, 6, 16)}
+# With fewer rows, of which several blocks share a multiprocessor: while one begins and ends, others calculate.
+_LOW = {64: _Tiling(64, 64, 64, 2, 4, 3), 128: _Tiling(64, 64, 128, 1, 4, 2)}
+# Microseconds that a turn of such a tile takes, and all the rest of it, as measured on an H200; for other tiles by what a
+# multiprocessor calculates in one, by the size of an element.
+_COSTS = {
+    _STAGED[64]: (1.18, 2.7), _TALL[64]: (1.07, 4.8), _LOW[64]: (0.92, 3.7), _STAGED[128]: (1.3, 6.0), _LOW[128]: (1.05, 4.1),
+}  # fmt: skip
+_RATE, _START = {2: 4.5e6, 4: 0.3e6}, 4.0
+# Of keys that are taken apart: microseconds that adding up takes, and the bytes that it moves in one.
+_ADDING, _ADDED = 4.0, 2.0e6
+_MOST_PARTS, _LEAST_TURNS = 64, 2
+_LIKE = 0.75  # of the longest tile: where all take longer, the last to begin are the last to end
+_SHORT = 2048  # keys of sequences whose tiles blocks take in turns, whatever the mask
+_WORTH = 0.9  # less than so much of the time of what is known to be good
 _TALL_TIME = 1.83  # that such a tile takes on an H200, of that of one of half as many rows
 _LOADED = {64: _Tiling(64, 32, 64, None, 4), 128: _Tiling(128, 32, 128, None, 8), 256: _Tiling(64, 16, 256, None, 4)}
 # For head sizes up to 128, and beyond.
@@ -218,12 +229,13 @@ def attention(
     overlapped = tiling.stages is not None and not masks.below and (not masks.above or keys >= queries)
     if overlapped:
         tiling = taller(tiling, batch * heads, queries, count)
+    places = 1 if on_cpu(q) else count
+    tiling, parts = _planned(tiling, batch * heads, queries, keys, q.shape[3], q.itemsize, masks, places, overlapped)
     rows = -(-queries // tiling.rows)
-    parts = 1 if on_cpu(q) else _parts(batch * heads, queries, keys, q.shape[3], q.itemsize, tiling, masks, count)
     tiles = batch * heads * rows * parts
-    # Blocks that stay load ahead for their next tile: 3 % to 5 % on an H200. But where tiles take differently long, those of
-    # large heads had better come to who is done first: up to 13 %.
-    stays = overlapped and _stays(tiling, masks, tiles // count, keys)
+    # Blocks that stay load ahead for their next tile: 3 % to 5 % on an H200, of short sequences 10 %. But where tiles take
+    # differently long, those of large heads had better come to who is done first: up to 13 %.
+    stays = overlapped and not (masks.above and tiling.depth > 64 and keys > _SHORT)
     blocks = min(tiles, count * tiling.occupancy) if stays else tiles
     if overlapped and masks.above:
         share = max(share, -(-_ROUNDS * count * tiling.rows // max(1, queries * group)) * group)
@@ -253,13 +265,40 @@ def attention(
     return Launches(q, steps, None if return_lse else q)
 
 
-def _stays(tiling: _Tiling, masks: Masks, rounds: int, keys: int) -> bool:
-    return not (masks.above and tiling.depth > 64)
-
-
 @functools.lru_cache(maxsize=256)
-def _parts(heads: int, queries: int, keys: int, size: int, itemsize: int, tiling: _Tiling, masks: Masks, count: int) -> int:
-    """How many parts the keys are taken apart into, lest multiprocessors have nothing to do: by a model, 1 if in doubt."""
+def _planned(
+    tiling: _Tiling, heads: int, queries: int, keys: int, size: int, itemsize: int, masks: Masks, count: int, overlapped: bool
+) -> tuple[_Tiling, int]:
+    """The tiles, and how many parts the keys are taken apart into, by which so many multiprocessors are done first.
+
+    By a model; in doubt the `tiling` that is given, and one part.
+    """
+
+    def times(tiling: _Tiling) -> list[float]:
+        """What it takes with 1, 2, ... parts, in microseconds."""
+        turns = _turns(tiling, queries, keys, masks) or [0]
+        mean, longest = sum(turns) / len(turns), max(turns)
+        flops = 4 * tiling.rows * tiling.columns * tiling.depth
+        turn, start = _COSTS.get(tiling, (flops / _RATE[itemsize], _START))
+
+        def time(parts: int) -> float:
+            rounds = heads * len(turns) * parts / (count * tiling.occupancy)
+            rounds = math.ceil(rounds) if min(turns) > _LIKE * longest else max(1.0, rounds)
+            adding = _ADDING + heads * queries * size * 8 * parts / _ADDED if parts > 1 else 0.0
+            return max(rounds * (mean / parts * turn + start), longest / parts * turn + start) + adding
+
+        return [time(parts) for parts in range(1, max(1, min(_MOST_PARTS, longest // _LEAST_TURNS)) + 1)]
+
+    best, parts, least = tiling, 1, _WORTH * times(tiling)[0]
+    for each in (tiling, *([_LOW[tiling.depth]] if overlapped and itemsize == 2 and tiling.depth in _LOW else ())):
+        found = times(each)
+        if min(found) < least:
+            best, parts, least = each, found.index(min(found)) + 1, min(found)
+    return best, parts
+
+
+def _turns(tiling: _Tiling, queries: int, keys: int, masks: Masks) -> list[int]:
+    """How many tiles of keys each tile of queries visits."""
     turns = []
     for row in range(0, queries, tiling.rows):
         diagonal, first, last = row + keys - queries, 0, -(-keys // tiling.columns)
@@ -268,16 +307,7 @@ def _parts(heads: int, queries: int, keys: int, size: int, itemsize: int, tiling
         if masks.above:
             last = min(last, -(-(diagonal + min(tiling.rows, queries - row) + masks.right) // tiling.columns))
         turns.append(max(1, last - first))
-    tiles, longest, mean = heads * len(turns), max(turns, default=0), sum(turns) / max(1, len(turns))
-    turn = 4 * tiling.rows * tiling.columns * tiling.depth / _RATE[itemsize]
-
-    def time(parts: int) -> float:
-        rounds = -(-tiles * parts // count)
-        adding = _ADDING + heads * queries * size * 8 * parts / _ADDED if parts > 1 else 0.0
-        return max(rounds * (mean / parts * turn + _START), longest / parts * turn) + adding
-
-    best = min(range(1, max(1, min(_MOST_PARTS, longest // _LEAST_TURNS)) + 1), key=time)
-    return best if time(best) <= _WORTH * time(1) else 1
+    return turns
 
 
 @functools.lru_cache(maxsize=256)

@@ -79,16 +79,21 @@ def _find(
 def visit_at(visits, visit):
     """Which tile of its sequence a place stands for, -1 if none; the sequence, as a part; where it begins and ends; and where it
     does in the other tensor."""
-    tile, part = int(tk.load(visits, (visit, 0), ()).item()), int(tk.load(visits, (visit, 1), ()).item())
-    begin, end = int(tk.load(visits, (visit, 2), ()).item()), int(tk.load(visits, (visit, 3), ()).item())
-    return tile, part, begin, end, int(tk.load(visits, (visit, 4), ()).item()), int(tk.load(visits, (visit, 5), ()).item())
+    tile, part = int(tk.load(visits, (visit, 0), ()).item()), _field(visits, visit, 1)
+    begin, end = _field(visits, visit, 2), _field(visits, visit, 3)
+    return tile, part, begin, end, _field(visits, visit, 4), _field(visits, visit, 5)
 
 
 @tk.function
 def range_at(visits, visit):
     """Of the tiles that it sees the first, those that the whole ones begin and end with, the last. Ends are those of ranges."""
-    first, low = int(tk.load(visits, (visit, 6), ()).item()), int(tk.load(visits, (visit, 7), ()).item())
-    return first, low, int(tk.load(visits, (visit, 8), ()).item()), int(tk.load(visits, (visit, 9), ()).item())
+    return _field(visits, visit, 6), _field(visits, visit, 7), _field(visits, visit, 8), _field(visits, visit, 9)
+
+
+@tk.function
+def _field(visits, visit, n):
+    """Seen not to be negative: bounds of rows of tiles that are count from the end."""
+    return max(0, int(tk.load(visits, (visit, n), ()).item()))
 
 
 # --------------------------------------------------------------------------------------------------------------------------- host
