@@ -79,6 +79,50 @@ def test_tiles_are_those_that_were_measured_to_be_best(shape, tile):
     assert tile_of(*shape, tk.bfloat16) == tile
 
 
+def chosen(a, b, **options):
+    """The tile, and whether it is one of the transpose."""
+    op = kernels.gemm(a, b, **options)
+    op.consumed()
+    launch = op.parts()[0]
+    launch.consumed()
+    generics = dict(launch._options.generics)
+    return generics["BM"], generics["BN"] + generics.get("BE", 0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile"),
+    [
+        ((17, 3040, 304, 4312), (128, 160)),  # 128 x 256 would calculate 512 columns for 304
+        ((12, 2752, 384, 2968), (128, 256)),  # of the transpose: 384 are three rows of tiles, and all 396 tiles three rounds
+        ((8, 1024, 1024, 1024), (128, 256)),
+    ],
+    ids=str,
+)
+def test_batches_choose_among_the_same_tiles(shape, tile):
+    batch, m, n, k = shape
+    b = api.meta((batch, n, k), tk.bfloat16).permute(0, 2, 1)
+    assert chosen(api.meta((batch, m, k), tk.bfloat16), b) == tile
+
+
+def test_groups_choose_among_the_same_tiles():
+    b = api.meta((1, 344, 9944), tk.float16).permute(0, 2, 1)
+    op = kernels.grouped_gemm(api.meta((16152, 9944), tk.float16), b, api.meta((1,), tk.int32))
+    op.consumed()
+    (launch,) = op.parts()
+    launch.consumed()
+    generics = dict(launch._options.generics)
+    assert (generics["BM"], generics["BN"] + generics["BE"]) == (128, 192)
+
+
+def test_an_odd_number_of_rows_of_tiles_has_no_clusters_in_the_model():
+    """As in `Partition.map`: a tile of `b` comes to each block by itself, then."""
+    layout = ((128, 256, 8), 1, False, True)
+    even, odd = (schedules._clocks((1, 128 * rows, 8192, 512), MULTIPROCESSORS, 2, False, *layout) for rows in (24, 23))
+    assert odd > even
+    alone = schedules._clocks((1, 128 * 24, 8192, 512), MULTIPROCESSORS, 2, False, *layout, clusters=False)
+    assert alone > odd
+
+
 def test_other_warps_than_the_model_has_in_mind_get_one_tile():
     """Two next to each other would be two products for groups of warps that have columns of their own."""
     assert tile_of(768, 6144, 4096, tk.bfloat16, num_warps=4) == (128, 128)

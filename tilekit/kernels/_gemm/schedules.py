@@ -26,7 +26,7 @@ from tilekit.lang.matmul import PRECISIONS, accumulator_dtype
 from tilekit.launch.launch import check_warps
 
 __all__ = [
-    "ABREAST", "ABREAST_PANELS", "FEW_ROWS", "Schedule", "check_splits", "check_tile", "result_dtype", "schedule_of", "sum_dtype",
+    "FEW_ROWS", "Schedule", "check_splits", "check_tile", "result_dtype", "schedule_of", "sum_dtype",
 ]  # fmt: skip
 
 # Of a multiprocessor, in a clock: products of elements, by the bytes that each has. What else a step along K costs those that do
@@ -47,9 +47,6 @@ _TWO = 1.05
 _STREAMED = 128 << 20
 # Tiles for operands in stages of shared memory: rows, columns, warps. Each warpgroup has 64 rows, or more.
 _STAGED = ((128, 256, 8), (128, 128, 8), (64, 256, 4), (64, 128, 4), (128, 64, 8), (64, 64, 4))
-# More columns, of two tiles next to each other (see `abreast`): these lie behind each other in a stage as rows of one if K is
-# contiguous in b, and as panels of one, of 64 columns of 16 bits, if its columns are.
-ABREAST, ABREAST_PANELS = (80, 96, 144, 160, 192), (192,)
 _STAGED_BYTES = 128  # along K: what one swizzle covers
 # Of a product with so few rows, the transpose is taken, with so many of its rows (see `products`) in a tile.
 FEW_ROWS = 32
@@ -107,6 +104,12 @@ class Schedule(NamedTuple):
         """The columns of the two tiles that stand next to each other; None if there is one."""
         return columns_of(self.columns)
 
+    @property
+    def generics(self) -> dict[str, int]:
+        """What generics of the kernels stand for."""
+        columns, more = self.abreast or (self.columns, 0)
+        return {"BM": self.rows, "BN": columns, "BK": self.depth, **({"BE": more} if more else {})}
+
     def mapped(self, tensor: Tensor) -> MappedPartition:
         """The partition of the result, or of a batch of them, for these blocks."""
         batch = (1,) * (len(tensor.shape) - 2)
@@ -162,7 +165,7 @@ def check_splits(splits: Any, matrix: bool) -> None:
 def schedule_of(
     a: Tensor, shape: tuple[int, int, int, int], *, staged: bool, copied: bool, even: bool, cpu: bool, tf32: bool, beside: int,
     tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | str | None, summed: bool = False,
-    abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True,
+    abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True, clusters: bool = True,
 ) -> Schedule:  # fmt: skip
     """The schedule for a product of shape `(batch, M, N, K)`.
 
@@ -180,11 +183,12 @@ def schedule_of(
         abreast: columns that a tile may have besides powers of two.
         turned: whether it is the transpose that is stored, whose rows go across what a warp has.
         lines: whether rows, or columns, of the operands are whole lines of the cache, of 128 bytes.
+        clusters: whether blocks may load tiles together, which those of kernels that find their tiles by themselves do not.
     """
     check_warps(num_warps)
     return _schedule(
         shape, multiprocessors(a), a.itemsize, staged, copied, even, cpu, tf32, beside, tile, num_warps, splits, summed,
-        abreast, turned, lines,
+        abreast, turned, lines, clusters,
     )  # fmt: skip
 
 
@@ -192,7 +196,7 @@ def schedule_of(
 def _schedule(
     shape: tuple[int, int, int, int], count: int, itemsize: int, staged: bool, copied: bool, even: bool, cpu: bool, tf32: bool,
     beside: int, tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | str | None, summed: bool = False,
-    abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True,
+    abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True, clusters: bool = True,
 ) -> Schedule:  # fmt: skip
     batch, m, n, k = shape
     clocks = math.inf
@@ -200,7 +204,8 @@ def _schedule(
     parts: int | str
     if tile is not None:
         bm, bn, bk = tile
-        warps = num_warps or max(1, min(8, bm * bn // 2048))
+        # A warpgroup has 64 rows of two tiles next to each other, and all of their columns.
+        warps = num_warps or max(1, min(8, bm * bn // 2048 if columns_of(bn) is None else bm // 16))
         parts = splits or 1
     elif cpu:
         bm, bn, bk = (min(_CPU_TILE, power(extent)) for extent in (m, n, k))
@@ -210,7 +215,7 @@ def _schedule(
         parts = splits or max(1, min(_MOST_SPLITS, -(-k // bk), count // max(1, batch * -(-m // bm))))
     elif staged:
         bk = _STAGED_BYTES // itemsize
-        bm, bn, warps, parts, clocks = _cheapest(shape, count, itemsize, summed, beside, splits, abreast, turned, lines)
+        bm, bn, warps, parts, clocks = _cheapest(shape, count, itemsize, summed, beside, splits, abreast, turned, lines, clusters)
     elif itemsize == 4 and not tf32 and not copied:
         bm, bn, bk, warps, occupancy = _exact(shape, count, beside)
         parts = splits or _parts(batch * -(-m // bm) * -(-n // bn), -(-k // bk), count)
@@ -242,7 +247,7 @@ def _held(count: int, warps: int) -> int:
 
 def _cheapest(
     shape: tuple[int, int, int, int], count: int, itemsize: int, summed: bool, beside: int, splits: int | str | None,
-    abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True,
+    abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True, clusters: bool = True,
 ) -> tuple[int, int, int, int | str, float]:  # fmt: skip
     """The tile, the warps and the parts, or "stream", for operands that come in stages; and the clocks that these take."""
     batch, m, n, k = shape
@@ -264,7 +269,7 @@ def _cheapest(
             ways = ["stream"] if splits else [*ways, "stream"]
         for parts in ways:
             dealt = stream if parts == "stream" else parts
-            clocks = _clocks(shape, count, itemsize, summed, (bm, bn, warps), dealt, turned, lines)
+            clocks = _clocks(shape, count, itemsize, summed, (bm, bn, warps), dealt, turned, lines, clusters)
             if odd:
                 clocks *= _TWO
             if clocks < best:
@@ -274,12 +279,12 @@ def _cheapest(
 
 def _clocks(
     shape: tuple[int, int, int, int], count: int, itemsize: int, summed: bool, tile: tuple[int, int, int],
-    parts: Any, turned: bool, lines: bool,
+    parts: Any, turned: bool, lines: bool, clusters: bool = True,
 ) -> float:  # fmt: skip
     """How long a product takes with a tile of so many rows, columns and warps, by the model.
 
     Args:
-        shape, summed, turned, lines: see `schedule_of`.
+        shape, summed, turned, lines, clusters: see `schedule_of`.
         count: of multiprocessors.
         itemsize: of the operands.
         tile: rows, columns, warps.
@@ -290,7 +295,9 @@ def _clocks(
     steps, each = -(-k * itemsize // _STAGED_BYTES), _held(count, warps) // count
     tiles = max(1, batch * -(-m // bm) * -(-n // bn))
     products = bm * bn * _STAGED_BYTES / _PRODUCTS
-    together = _together(bm, bn, warps) and tiles > _held(count, warps) and columns_of(bn) is None
+    rows = parts.top if isinstance(parts, StreamK) else -(-m // bm)
+    together = _together(bm, bn, warps) and tiles > _held(count, warps) and rows % _CLUSTER[0] == 0
+    together = together and clusters and columns_of(bn) is None
     fetched = (bm + (bn // 2 if together else bn)) * _STAGED_BYTES
 
     def step(blocks: int) -> float:
