@@ -65,9 +65,16 @@ _LOADED = {
     8: (64, 64, 16, 8, None),
 }
 _LOADED_TF32 = (128, 128, 32, 8, None)
-# Those of float32 without tensor cores: a thread of a large tile has 8 x 8 elements, and reads an operand for each 8 products; of
-# a small one 4 x 4. So much of its multiply-adds a multiprocessor gets to, then; two blocks of it wait in turns for their tiles.
-_EXACT, _EXACT_DEPTH, _EXACT_BLOCKS = {(128, 128): 0.85, (128, 64): 0.75, (64, 128): 0.75, (64, 64): 0.5}, 16, 2
+# Those of float32 without tensor cores. Of the multiply-adds that it could do, a multiprocessor does so many, by the elements of
+# the result that a thread has: with 8 x 8 of them it reads an operand from shared memory for each 8 products, with 4 x 4 for 4.
+_EXACT, _EXACT_DEPTH = ((128, 128), (128, 64), (64, 128), (64, 64)), 16
+_EXACT_SHARES = {64: 0.85, 32: 0.75, 16: 0.5}
+# Multiply-adds in a clock; rows and columns of operands that come to shared memory in one, also if not 16 bytes at a time; clocks
+# that a block waits for its operands, while others that are there calculate: so many warps at most.
+_EXACT_PRODUCTS, _EXACT_BROUGHT, _EXACT_BROUGHT_SINGLY, _EXACT_WAITING, _EXACT_WARPS = 128, 4, 2, 500, 16
+# Two blocks of large tiles have room with so many registers; unless operands come 4 bytes at a time: then a thread has twice as
+# many elements, and registers.
+_EXACT_BLOCKS = 2
 _LEAST = 16  # rows, columns and depth of a tile of tensor cores
 _MOST_SPLITS = 64
 _CPU_TILE = 256
@@ -217,7 +224,7 @@ def _schedule(
         bk = _STAGED_BYTES // itemsize
         bm, bn, warps, parts, clocks = _cheapest(shape, count, itemsize, summed, beside, splits, abreast, turned, lines, clusters)
     elif itemsize == 4 and not tf32 and not copied:
-        bm, bn, bk, warps, occupancy = _exact(shape, count, beside)
+        bm, bn, bk, warps, occupancy = _exact(shape, count, beside, even)
         parts = splits or _parts(batch * -(-m // bm) * -(-n // bn), -(-k // bk), count)
     else:
         loaded = _LOADED_TF32 if tf32 else _LOADED[itemsize]
@@ -328,20 +335,27 @@ def _clocks(
     return hidden + stored * bm * bn / (_STORED / 2 if turned else _STORED) + _LATENCY + after
 
 
-def _exact(shape: tuple[int, int, int, int], count: int, beside: int) -> tuple[int, int, int, int, int | None]:
+def _exact(shape: tuple[int, int, int, int], count: int, beside: int, even: bool) -> tuple[int, int, int, int, int | None]:
     """The tile, the warps, and the blocks of a multiprocessor for float32 operands whose products are exact: that with which the
     multiprocessor that has most is done first.
     """
     batch, m, n, _ = shape
-    best, chosen = math.inf, (64, 64)
-    for (rows, columns), share in _EXACT.items():
+    best, chosen = math.inf, (64, 64, 8)
+    for rows, columns in _EXACT:
         bm, bn = (max(_LEAST, min(size, power(extent))) for size, extent in ((rows, m), (columns, n)))
-        clocks = -(-(batch * -(-m // bm) * -(-n // bn)) // count) * bm * bn / share
-        if clocks < best:
-            best, chosen = clocks, (bm, bn)
-    bm, bn = chosen
+        tiles = max(1, -(-(batch * -(-m // bm) * -(-n // bn)) // count))
+        for elements, share in _EXACT_SHARES.items():
+            warps = max(1, min(8, bm * bn // (32 * elements)))
+            # Of a step along K: what all of them take, and one alone that has not a warp for each of the four schedulers.
+            clocks = bm * bn * _EXACT_DEPTH / _EXACT_PRODUCTS / share
+            clocks += (bm + bn) / (_EXACT_BROUGHT if even else _EXACT_BROUGHT_SINGLY)
+            alone = clocks * max(1, 4 / warps) + _EXACT_WAITING
+            clocks = tiles * max(clocks, alone / min(tiles, _EXACT_WARPS // warps))
+            if clocks < best:
+                best, chosen = clocks, (bm, bn, warps)
+    bm, bn, warps = chosen
     large = bm * bn >= _LARGE and not beside
-    return bm, bn, _EXACT_DEPTH, max(1, min(8, bm * bn // 512)), _EXACT_BLOCKS if large else None
+    return bm, bn, _EXACT_DEPTH, warps if even or not large else 4, _EXACT_BLOCKS if large else None
 
 
 def _smaller(shape: tuple[int, int, int, int], count: int, tile: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
