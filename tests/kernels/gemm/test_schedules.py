@@ -79,6 +79,25 @@ def test_tiles_are_those_that_were_measured_to_be_best(shape, tile):
     assert tile_of(*shape, tk.bfloat16) == tile
 
 
+def test_products_of_few_steps_have_several_blocks_on_a_multiprocessor():
+    """Of what no stages take: a ring, and the warps that fill it, would leave room for one, which waits before it stores."""
+    a, b = api.meta((23, 8, 689), tk.float32).permute(0, 2, 1), api.meta((23, 8, 912), tk.float32)
+    op = kernels.gemm(a, b, precision="tf32")
+    op.consumed()
+    (launch,) = op.parts()
+    launch.consumed()
+    explained = launch.explain("sm_90a")
+    assert 65536 // (32 * launch._options.num_warps * explained.compiled.registers) >= 3
+    assert not any(ring.stages for ring in explained.pipelines)
+    long = kernels.gemm(
+        api.meta((23, 512, 689), tk.float32).permute(0, 2, 1), api.meta((23, 512, 912), tk.float32), precision="tf32"
+    )
+    long.consumed()
+    (launch,) = long.parts()
+    launch.consumed()
+    assert [ring.stages for ring in launch.explain("sm_90a").pipelines] != [0]
+
+
 def chosen(a, b, **options):
     """The tile, and whether it is one of the transpose."""
     op = kernels.gemm(a, b, **options)

@@ -21,6 +21,7 @@ from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._gemm.abreast import abreast_columns, parts_abreast, place_of, store_left, store_right, sums_abreast
 from tilekit.kernels._gemm.schedules import (
     FEW_ROWS,
+    FEW_STEPS,
     Schedule,
     check_splits,
     check_tile,
@@ -464,7 +465,8 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
     if turned:
         added = added[::-1]
     # Without fast tensor cores a product takes so long that its operands come in time, and registers are better spent on it.
-    warp_specialize = False if exact or a.dtype == dtypes.float64 else None
+    at_once = not (staged or copied) and -(-k // schedule.depth) <= FEW_STEPS
+    warp_specialize = False if exact or a.dtype == dtypes.float64 or at_once else None
     return _Recipe(extents, result, wide, added, along, warp_specialize, schedule, _kernels(_function(epilogue)), turned)
 
 

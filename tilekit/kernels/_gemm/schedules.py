@@ -26,7 +26,7 @@ from tilekit.lang.matmul import PRECISIONS, accumulator_dtype
 from tilekit.launch.launch import check_warps
 
 __all__ = [
-    "FEW_ROWS", "Schedule", "check_splits", "check_tile", "result_dtype", "schedule_of", "sum_dtype",
+    "FEW_ROWS", "FEW_STEPS", "Schedule", "check_splits", "check_tile", "result_dtype", "schedule_of", "sum_dtype",
 ]  # fmt: skip
 
 # Of a multiprocessor, in a clock: products of elements, by the bytes that each has. What else a step along K costs those that do
@@ -75,6 +75,9 @@ _EXACT_PRODUCTS, _EXACT_BROUGHT, _EXACT_BROUGHT_SINGLY, _EXACT_WAITING, _EXACT_W
 # Two blocks of large tiles have room with so many registers; unless operands come 4 bytes at a time: then a thread has twice as
 # many elements, and registers.
 _EXACT_BLOCKS = 2
+# Products of so few tiles along K, which are loaded as the loop goes, are over before any could come ahead: several blocks on a
+# multiprocessor, with smaller tiles, load and store while others do.
+FEW_STEPS = 2
 _LEAST = 16  # rows, columns and depth of a tile of tensor cores
 _MOST_SPLITS = 64
 _CPU_TILE = 256
@@ -230,6 +233,8 @@ def _schedule(
         loaded = _LOADED_TF32 if tf32 else _LOADED[itemsize]
         bm, bn, bk, warps, occupancy = _COPIED if copied else loaded
         bm, bn, bk, warps = _smaller(shape, count, (bm, bn, bk, warps))
+        if not copied and -(-k // bk) <= FEW_STEPS and bm * bn >= _LARGE:
+            bm, warps = bm // 2, warps // 2
         occupancy = occupancy if bm * bn >= _LARGE and even and not beside else None
         parts = splits or _parts(batch * -(-m // bm) * -(-n // bn), -(-k // bk), count)
     if num_warps is not None:
