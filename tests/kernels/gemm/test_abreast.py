@@ -1,4 +1,6 @@
-"""`kernels.gemm` with tiles of two powers of two of columns, against NumPy."""
+"""`kernels.gemm` and `kernels.grouped_gemm` with tiles of two powers of two of columns, against NumPy."""
+
+import re
 
 import ml_dtypes
 import numpy as np
@@ -8,6 +10,7 @@ from closeness import normal
 import tilekit as tk
 from tilekit import api, kernels
 from tilekit.kernels import epilogues
+from tilekit.kernels._gemm import products, schedules
 
 f = api.from_host
 BF = ml_dtypes.bfloat16
@@ -25,13 +28,16 @@ def close(found, a, b, single=2**-22, **more):
         wanted, size = wanted + what, size + np.abs(what)
     assert found.shape == wanted.shape
     rounding = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 2**-24, "float64": 2**-53}[found.dtype.name]
-    allowed = (a.shape[1] + 4) * single * size + 1.01 * rounding * np.abs(wanted) + 1e-6
+    allowed = (a.shape[-1] + 4) * single * size + 1.01 * rounding * np.abs(wanted) + 1e-6
     assert np.all(np.abs(wide(found) - wanted) <= allowed)
 
 
 def laid(array, turned):
-    """A tensor of the same values, whose columns are contiguous if it is turned."""
-    return f(np.ascontiguousarray(array.T)).then(lambda x: tk.value(x.T)) if turned else f(array)
+    """A tensor of the same values, whose columns, or those of its matrices, are contiguous if it is turned."""
+    if not turned:
+        return f(array)
+    x = f(np.ascontiguousarray(array.swapaxes(-1, -2)))
+    return x.then(lambda x: tk.value(x.permute(*range(len(x.shape) - 2), len(x.shape) - 1, len(x.shape) - 2)))
 
 
 @pytest.mark.parametrize("splits", [None, 3])
@@ -44,6 +50,109 @@ def test_products(device, shape, tile, layouts, splits):
     options = {"tile": tile, "num_warps": 4 if tile[0] == 64 else 8, "splits": splits}
     y = kernels.gemm(laid(a, layouts[0] == "T"), laid(b, layouts[1] == "T"), **options).to_host().sync()
     close(y, a, b)
+
+
+@pytest.mark.parametrize("splits", [None, 3])
+@pytest.mark.parametrize("layouts", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("batched", [(True, True), (True, False), (False, True)], ids=str)
+@pytest.mark.parametrize("tile", [(64, 192, 64), (128, 160, 64)], ids=str)
+def test_batches(device, tile, batched, layouts, splits):
+    (m, n, k), (of_a, of_b) = (130, 200, 136), batched
+    a, b = normal((3, m, k) if of_a else (m, k), BF), normal((3, k, n) if of_b else (k, n), BF, 1)
+    options = {"tile": tile, "num_warps": 4 if tile[0] == 64 else 8, "splits": splits}
+    y = kernels.gemm(laid(a, layouts[0] == "T"), laid(b, layouts[1] == "T"), **options).to_host().sync()
+    close(y, a, b)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=lambda d: np.dtype(d).name)
+def test_batches_without_tensor_cores(device, dtype):
+    a, b = normal((3, 100, 72), dtype), normal((3, 72, 200), dtype, 1)
+    close(kernels.gemm(f(a), f(b), tile=(64, 96, 16), num_warps=4).to_host().sync(), a, b)
+    offsets = f(np.array([0, 40, 100], np.int32))
+    y = kernels.grouped_gemm(f(a[0]), f(b), offsets, tile=(64, 96, 16)).to_host().sync()
+    close(y[:40], a[0, :40], b[1])
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_what_else_is_done_to_batches(device, splits):
+    shapes = [(3, 130, 136), (3, 136, 330), (3, 130, 330), (3, 130, 1), (330,), (130, 330)]
+    a, b, c, x, y, z = (normal(shape, np.float16, seed) for seed, shape in enumerate(shapes))
+
+    @tk.function
+    def epilogue(acc, x, y, z):
+        return acc + x - y + z
+
+    options = {"alpha": 0.5, "beta": 2, "epilogue": epilogue, "tile": (128, 192, 64), "num_warps": 8, "splits": splits}
+    found = kernels.gemm(f(a), f(b), f(c), operands=(f(x), f(y), f(z)), **options).to_host().sync()
+    close(found, a * 0.5, b, c=2 * wide(c), x=wide(x), y=-wide(y), z=wide(z))
+
+
+def dealt_out_as_on_a_gpu(monkeypatch):
+    """Let products on the CPU device be dealt out as on a GPU with 12 multiprocessors."""
+    monkeypatch.setattr(products, "_recipes", {})
+    monkeypatch.setattr(products, "staged_operands", lambda a, b: True)
+    monkeypatch.setattr(products, "on_cpu", lambda x: False)
+    monkeypatch.setattr(schedules, "multiprocessors", lambda x: 12)
+
+
+@pytest.mark.parametrize("added", [False, True], ids=["alone", "added to c"])
+@pytest.mark.parametrize("layouts", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("shape", [(4, 12, 600, 136), (4, 384, 512, 136)], ids=["few rows", "many"])
+def test_batches_that_are_turned(device, monkeypatch, shape, layouts, added):
+    """The transpose of each product is computed, on the CPU device, too, where that is dealt out to like a GPU."""
+    dealt_out_as_on_a_gpu(monkeypatch)
+    monkeypatch.setattr(products, "_TURNED", 9.0)  # whether or not it is less work
+    batch, m, n, k = shape
+    a, b, c = (normal(shape, BF, seed) for seed, shape in enumerate([(batch, m, k), (k, n), (batch, m, n)]))
+    y = kernels.gemm(laid(a, layouts[0] == "T"), laid(b, layouts[1] == "T"), f(c) if added else None).to_host().sync()
+    close(y, a, b, c=wide(c) if added else 0.0)
+    assert all(recipe.turned for recipe in products._recipes.values())
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT"])
+@pytest.mark.parametrize("tile", [(64, 192, 64), (128, 160, 64), (64, 80, 64)], ids=str)
+def test_groups(device, tile, layout):
+    """Some without rows, some that begin in the middle of a tile, and rows of no group."""
+    ends = [0, 70, 130, 130, 131, 400]
+    a, b = normal((410, 136), BF), normal((6, 136, 200), BF, 1)
+    offsets = f(np.array(ends, np.int32))
+    options = {"tile": tile, "num_warps": 4 if tile[0] == 64 else 8}
+    y = kernels.grouped_gemm(f(a), laid(b, layout[1] == "T"), offsets, **options).to_host().sync()
+    for g, (first, last) in enumerate(zip([0, *ends], ends, strict=False)):
+        close(y[first:last], a[first:last], b[g])
+    assert (y[400:] == 0).all()
+
+
+def kernel_of(op):
+    """What a product's first launch is compiled to."""
+    op.consumed()
+    launch = op if isinstance(op, tk.KernelLaunch) else op.parts()[0]
+    launch.consumed()
+    explained = launch.explain("sm_90a")
+    return explained.compiled, [ring.stages for ring in explained.pipelines]
+
+
+@pytest.mark.parametrize("tile", [(64, 96, 64), (64, 160, 64), (128, 192, 64), (256, 80, 64)], ids=str)
+def test_warps_that_a_tile_suggests(tile):
+    x = api.meta((768, 768), tk.bfloat16)
+    kernel, _ = kernel_of(kernels.gemm(x, x.T, tile=tile))
+    assert set(re.findall(r"(m64n\d+)k16", kernel.ptx)) == {f"m64n{tile[1]}"}
+
+
+@pytest.mark.parametrize("grouped", [False, True], ids=["batch", "groups"])
+@pytest.mark.parametrize(("columns", "turned"), [(160, True), (192, False)])
+def test_batches_and_groups_have_one_instruction_for_both_tiles(columns, turned, grouped):
+    m, k, stack = 1024, 1024, 4
+    b = api.meta((stack, columns, k), tk.bfloat16).permute(0, 2, 1) if turned else api.meta((stack, k, columns), tk.bfloat16)
+    options = {"tile": (128, columns, 64), "num_warps": 8}
+    if grouped:
+        op = kernels.grouped_gemm(api.meta((m, k), tk.bfloat16), b, api.meta((stack,), tk.int32), **options)
+    else:
+        op = kernels.gemm(api.meta((stack, m, k), tk.bfloat16), b, **options)
+    kernel, stages = kernel_of(op)
+    assert set(re.findall(r"(m64n\d+)k16", kernel.ptx)) == {f"m64n{columns}"}
+    assert not kernel.local_bytes
+    assert stages == [4]
 
 
 DTYPES = [np.float16, np.float32, np.float64, np.int8, ml_dtypes.float8_e4m3fn]
@@ -87,6 +196,22 @@ def test_one_that_is_chosen(device, layouts, added):
     close(y, a, b, c=wide(c) if added else 0.0)
 
 
+@pytest.mark.parametrize("operand", [False, True], ids=["c", "an operand"])
+@pytest.mark.parametrize("stack", [(), (3,)], ids=["matrix", "batch"])
+def test_none_are_chosen_in_place(device, monkeypatch, stack, operand):
+    """No analysis sees that blocks read of two tiles what they write themselves."""
+    dealt_out_as_on_a_gpu(monkeypatch)
+    monkeypatch.setattr(schedules, "_TWO", 0.1)  # whether or not they are best
+    a, b, c = (normal(shape, np.float16, seed) for seed, shape in enumerate([(*stack, 130, 72), (72, 330), (*stack, 130, 330)]))
+    for in_place in (True, False):
+        other = f(c).sync()
+        more = {"epilogue": epilogues.residual, "operands": (other,)} if operand else {"c": other}
+        y = kernels.gemm(f(a).sync(), f(b).sync(), out=other if in_place else None, **more)
+        close(y.to_host().sync(), a, b, c=wide(c))
+        *_, recipe = products._recipes.values()
+        assert (recipe.schedule.abreast is None) is in_place
+
+
 def test_tiles_that_there_are_not():
     x = api.meta((192, 192), tk.float16)
     for tile in ((192, 64, 64), (64, 192, 96), (64, 224, 64), (64, 7, 64), (64, 0, 64), (64, 192.0, 64)):
@@ -94,8 +219,5 @@ def test_tiles_that_there_are_not():
             ValueError, match=r"tile is \(BM, BN, BK\), three powers of two, of which BN may be the sum of two, not"
         ):
             kernels.gemm(x, x, tile=tile)
-    stack = x.reshape((1, 192, 192))
-    with pytest.raises(ValueError, match=r"three powers of two, not \(64, 192, 64\)"):
-        kernels.gemm(stack, stack, tile=(64, 192, 64))
     with pytest.raises(ValueError, match=r"three powers of two, not \(64, 192, 64\)"):
         kernels.gemm(x, x, tile=(64, 192, 64), splits="stream")

@@ -79,26 +79,108 @@ def test_tiles_are_those_that_were_measured_to_be_best(shape, tile):
     assert tile_of(*shape, tk.bfloat16) == tile
 
 
+def test_products_of_few_steps_have_several_blocks_on_a_multiprocessor():
+    """Of what no stages take: a ring, and the warps that fill it, would leave room for one, which waits before it stores."""
+    a, b = api.meta((23, 8, 689), tk.float32).permute(0, 2, 1), api.meta((23, 8, 912), tk.float32)
+    op = kernels.gemm(a, b, precision="tf32")
+    op.consumed()
+    (launch,) = op.parts()
+    launch.consumed()
+    explained = launch.explain("sm_90a")
+    assert 65536 // (32 * launch._options.num_warps * explained.compiled.registers) >= 3
+    assert not any(ring.stages for ring in explained.pipelines)
+    long = kernels.gemm(
+        api.meta((23, 512, 689), tk.float32).permute(0, 2, 1), api.meta((23, 512, 912), tk.float32), precision="tf32"
+    )
+    long.consumed()
+    (launch,) = long.parts()
+    launch.consumed()
+    assert [ring.stages for ring in launch.explain("sm_90a").pipelines] != [0]
+
+
+def chosen(a, b, **options):
+    """The tile, and whether it is one of the transpose."""
+    op = kernels.gemm(a, b, **options)
+    op.consumed()
+    launch = op.parts()[0]
+    launch.consumed()
+    generics = dict(launch._options.generics)
+    return generics["BM"], generics["BN"] + generics.get("BE", 0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile"),
+    [
+        ((17, 3040, 304, 4312), (128, 160)),  # 128 x 256 would calculate 512 columns for 304
+        ((12, 2752, 384, 2968), (128, 256)),  # of the transpose: 384 are three rows of tiles, and all 396 tiles three rounds
+        ((8, 1024, 1024, 1024), (128, 256)),
+    ],
+    ids=str,
+)
+def test_batches_choose_among_the_same_tiles(shape, tile):
+    batch, m, n, k = shape
+    b = api.meta((batch, n, k), tk.bfloat16).permute(0, 2, 1)
+    assert chosen(api.meta((batch, m, k), tk.bfloat16), b) == tile
+
+
+def test_groups_choose_among_the_same_tiles():
+    b = api.meta((1, 344, 9944), tk.float16).permute(0, 2, 1)
+    op = kernels.grouped_gemm(api.meta((16152, 9944), tk.float16), b, api.meta((1,), tk.int32))
+    op.consumed()
+    (launch,) = op.parts()
+    launch.consumed()
+    generics = dict(launch._options.generics)
+    assert (generics["BM"], generics["BN"] + generics["BE"]) == (128, 192)
+
+
+def test_an_odd_number_of_rows_of_tiles_has_no_clusters_in_the_model():
+    """As in `Partition.map`: a tile of `b` comes to each block by itself, then."""
+    layout = ((128, 256, 8), 1, False, True)
+    even, odd = (schedules._clocks((1, 128 * rows, 8192, 512), MULTIPROCESSORS, 2, False, *layout) for rows in (24, 23))
+    assert odd > even
+    alone = schedules._clocks((1, 128 * 24, 8192, 512), MULTIPROCESSORS, 2, False, *layout, clusters=False)
+    assert alone > odd
+
+
 def test_other_warps_than_the_model_has_in_mind_get_one_tile():
     """Two next to each other would be two products for groups of warps that have columns of their own."""
     assert tile_of(768, 6144, 4096, tk.bfloat16, num_warps=4) == (128, 128)
 
 
 @pytest.mark.parametrize(
-    ("shape", "tile"),
+    ("shape", "tile", "warps"),
     [
-        ((4096, 4096, 512), (128, 128)),
-        ((4096, 4100, 512), (128, 128)),
-        ((1000, 1000, 1000), (128, 64)),  # 64 tiles of 128 x 128 would leave half of the multiprocessors idle
-        ((2000, 2000, 500), (128, 128)),
-        ((2176, 2048, 500), (128, 64)),  # 272 tiles of 128 x 128 would take a third round for 8 of them
-        ((20, 4096, 512), (32, 64)),
-        ((3, 5, 7), (16, 16)),
+        ((4096, 4096, 512), (128, 128), 8),
+        ((4096, 4100, 512), (128, 128), 8),
+        ((4096, 4099, 512), (128, 128), 4),  # 4 bytes at a time: threads with 128 elements, and registers enough for all
+        ((1000, 1000, 1000), (64, 64), 4),  # 64 tiles of 128 x 128 would leave half of the multiprocessors idle
+        ((2000, 2000, 500), (128, 128), 8),
+        ((2176, 2048, 500), (64, 64), 2),  # 272 tiles of 128 x 128 would take a third round for 8 of them
+        ((271, 14987, 15583), (64, 64), 2),
+        ((512, 1024, 512), (64, 64), 4),  # of which a multiprocessor has one: all four schedulers have a warp
+        ((20, 4096, 512), (32, 64), 4),
+        ((3, 5, 7), (16, 16), 1),
     ],
     ids=str,
 )
-def test_tiles_of_exact_float32(shape, tile):
+def test_tiles_of_exact_float32(shape, tile, warps):
     assert tile_of(*shape, tk.float32) == tile
+    assert launch_of(*shape, tk.float32)._options.num_warps == warps
+
+
+def test_tiles_of_batches_of_exact_float32():
+    """A thread of a small tile has 64 elements, too, where each multiprocessor has several."""
+    a, b = api.meta((1133, 213, 53), tk.float32).permute(0, 2, 1), api.meta((1133, 213, 272), tk.float32)
+    op = kernels.gemm(a, b)
+    op.consumed()
+    (launch,) = op.parts()
+    launch.consumed()
+    kernel = launch.compile(target="sm_90a")
+    found = Counter(re.findall(r"\b(FFMA|LDS(?:\.U)?(?:\.64|\.128)?)\b", kernel.sass))
+    read = sum(found[name] for name in ("LDS.128", "LDS.U.128"))
+    assert found["FFMA"] >= 512
+    assert found["FFMA"] >= 12 * read
+    assert not kernel.local_bytes
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
@@ -111,8 +193,9 @@ def test_a_thread_of_exact_float32_reads_an_operand_for_eight_products(n, turned
     launch = op.parts()[0]
     launch.consumed()
     kernel = launch.compile(target=target)
-    assert kernel.registers <= 128, "two blocks of 8 warps on a multiprocessor"
-    assert kernel.spilled_bytes <= 32
+    warps = launch._options.num_warps
+    assert kernel.registers <= 65536 // (2 * 32 * warps), "two blocks on a multiprocessor"
+    assert kernel.spilled_bytes <= (32 if warps == 8 else 0)
     found = Counter(re.findall(r"\b(FFMA|LDS(?:\.U)?(?:\.64|\.128)?)\b", kernel.sass))
     read = sum(
         found[name] * words for name, words in (("LDS", 1), ("LDS.64", 2), ("LDS.U.64", 2), ("LDS.128", 4), ("LDS.U.128", 4))

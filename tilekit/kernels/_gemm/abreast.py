@@ -6,14 +6,29 @@ loop; the compiler makes their products one, as wide as both (`compiler.passes.a
 
 from __future__ import annotations
 
-import tilekit as tk
+from typing import Any
 
-__all__ = ["columns_of", "parts_abreast", "place_of", "sums_abreast"]
+import tilekit as tk
+from tilekit import dtypes
+
+__all__ = ["abreast_columns", "columns_of", "parts_abreast", "place_of", "store_left", "store_right", "sums_abreast"]
 
 BM, BN, BE, BK = tk.generics("BM BN BE BK")
 
 # So many rows of tiles, and then the next columns: what is near each other uses the same operands while these are in the cache.
 _TOGETHER = 8
+# What there is besides powers of two: the two lie behind each other in a stage as rows of one if K is contiguous in b, and as
+# panels of one, of 64 columns of 16 bits, if its columns are.
+_COLUMNS, _PANELS = (80, 96, 144, 160, 192), (192,)
+
+
+def abreast_columns(b: Any, precision: str) -> tuple[int, ...]:
+    """The columns that tiles of a product may have besides powers of two; `b` is the second operand."""
+    if b.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast":  # whose sums are taken by 128 columns
+        return ()
+    if b.unit == len(b.shape) - 2:
+        return _COLUMNS
+    return _PANELS if b.itemsize == 2 else ()
 
 
 def columns_of(columns: int) -> tuple[int, int] | None:
@@ -32,33 +47,65 @@ def place_of(at, rows, columns):
 
 
 @tk.function
-def sums_abreast(a, b, i, j, first, last, dtype, precision: tk.Const, warp_specialize: tk.Const):
-    """Two tiles of a product, of the tiles along K from `first` to `last`. The second is the first again if it has no columns."""
+def sums_abreast(a, b, n, i, j, first, last, dtype, precision: tk.Const, warp_specialize: tk.Const, each: tk.Const):
+    """Two tiles of a product, of the tiles along K from `first` to `last`. The second is the first again if it has no columns.
+
+    Of a batch, it is those of product `n`: `each` says for `a` and for `b` whether it has a matrix for each product (1), or one
+    for all (0). It is () where both are matrices, and (1,) where `b` alone has more dimensions.
+    """
     left, right = tk.zeros((BM, BN), dtype), tk.zeros((BM, BE), dtype)
     begin = (BN + BE) * j
-    beyond = begin + BN if begin + BN < b.shape[1] else begin
-    left_of, right_of = b.slice(1, begin), b.slice(1, beyond)
-    for ta, tb, tc in tk.pipelined(
-        a.tiles((BM, BK))[i, first:last],
-        left_of.tiles((BK, BN))[first:last, 0],
-        right_of.tiles((BK, BE))[first:last, 0],
-        warp_specialize=warp_specialize,
-    ):
-        left = tk.mma(ta, tb, left, precision=precision)
-        right = tk.mma(ta, tc, right, precision=precision)
+    if len(each) == 0:
+        beyond = begin + BN if begin + BN < b.shape[1] else begin
+        left_of, right_of = b.slice(1, begin), b.slice(1, beyond)
+        columns, more = left_of.tiles((BK, BN))[first:last, 0], right_of.tiles((BK, BE))[first:last, 0]
+    else:
+        beyond = begin + BN if begin + BN < b.shape[2] else begin
+        left_of, right_of, of = b.slice(2, begin), b.slice(2, beyond), n * each[len(each) - 1]
+        columns, more = left_of.tiles((1, BK, BN))[of, first:last, 0], right_of.tiles((1, BK, BE))[of, first:last, 0]
+    if len(each) < 2:
+        rows = a.tiles((BM, BK))[i, first:last]
+    else:
+        rows = a.tiles((1, BM, BK))[n * each[0], i, first:last]
+    for ta, tb, tc in tk.pipelined(rows, columns, more, warp_specialize=warp_specialize):
+        tile = ta.reshape((BM, BK))
+        left = tk.mma(tile, tb.reshape((BK, BN)), left, precision=precision)
+        right = tk.mma(tile, tc.reshape((BK, BE)), right, precision=precision)
     return left, right
 
 
+@tk.function
+def store_left(x, at, tile, rank: tk.Const):
+    """Store the first of two tiles in a matrix at `at`, (row, column), or in a stack of them, at (matrix, row, column)."""
+    if rank == 2:
+        x.tiled_view((BM, BN), traversal_steps=(BM, BN + BE)).store(at, tile)
+    else:
+        x.tiled_view((1, BM, BN), traversal_steps=(1, BM, BN + BE)).store(at, tile.reshape((1, BM, BN)))
+
+
+@tk.function
+def store_right(x, at, tile, rank: tk.Const):
+    """The same of the second."""
+    if rank == 2:
+        x.slice(1, BN).tiled_view((BM, BE), traversal_steps=(BM, BN + BE)).store(at, tile)
+    else:
+        x.slice(2, BN).tiled_view((1, BM, BE), traversal_steps=(1, BM, BN + BE)).store(at, tile.reshape((1, BM, BE)))
+
+
 @tk.kernel
-def parts_abreast(parts: tk.Out, a: tk.In, b: tk.In, share: int, precision: tk.Const, warp_specialize: tk.Const):
-    """Part `s` of the sums has tiles `s * share` to `(s + 1) * share` along K."""
-    rows, columns = tk.cdiv(a.shape[0], BM), tk.cdiv(b.shape[1], BN + BE)
+def parts_abreast(
+    parts: tk.Out, a: tk.In, b: tk.In, count: int, share: int, precision: tk.Const, warp_specialize: tk.Const, each: tk.Const
+):
+    """The first `count` parts are those of the first product of a batch, and so on. Part `s` of the sums of a product has tiles
+    `s * share` to `(s + 1) * share` along K.
+    """
+    rows, columns = tk.cdiv(parts.shape[1], BM), tk.cdiv(parts.shape[2], BN + BE)
     for at in range(tk.bid(0), parts.shape[0] * rows * columns, tk.num_blocks(0)):
         s = at // (rows * columns)
         i, j = place_of(at - s * rows * columns, rows, columns)
-        left, right = sums_abreast(a, b, i, j, s * share, (s + 1) * share, parts.dtype, precision, warp_specialize)
-        steps = (1, BM, BN + BE)
-        parts.tiled_view((1, BM, BN), traversal_steps=steps).store((s, i, j), left.reshape((1, BM, BN)))
-        if (BN + BE) * j + BN < b.shape[1]:
-            beyond = parts.slice(2, BN).tiled_view((1, BM, BE), traversal_steps=steps)
-            beyond.store((s, i, j), right.reshape((1, BM, BE)))
+        n = s // count if len(each) > 0 else 0
+        first = (s - n * count) * share
+        left, right = sums_abreast(a, b, n, i, j, first, first + share, parts.dtype, precision, warp_specialize, each)
+        store_left(parts, (s, i, j), left, 3)
+        if (BN + BE) * j + BN < parts.shape[2]:
+            store_right(parts, (s, i, j), right, 3)

@@ -13,7 +13,7 @@ from typing import Any
 import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
-from tilekit.kernels._gemm.abreast import place_of
+from tilekit.kernels._gemm.abreast import abreast_columns, place_of, store_left, store_right, sums_abreast
 from tilekit.kernels._gemm.schedules import check_tile, result_dtype, schedule_of, sum_dtype
 from tilekit.kernels._host import Launches, Operand, a_tensor, filled, multiprocessors, on_cpu, out_or_new, takes_ops
 from tilekit.kernels._staging import COPIES, LINES, aligned, in_stages, pitched, staged_operands
@@ -29,8 +29,12 @@ _STAYING, _STAYING_AHEAD, _SMALL = 4, 2, 192
 
 
 @tk.kernel
-def _grouped(out: tk.Out, a: tk.In, b: tk.In, offsets: tk.In, dtype: tk.Const, precision: tk.Const, warp_specialize: tk.Const):
-    groups, columns = b.shape[0], tk.cdiv(b.shape[2], BN)
+def _grouped(
+    out: tk.Out, a: tk.In, b: tk.In, offsets: tk.In,
+    dtype: tk.Const, precision: tk.Const, warp_specialize: tk.Const, wide: tk.Const,
+):  # fmt: skip
+    """Tiles have `wide` columns: BN, or more, of two next to each other (see `abreast`)."""
+    groups, columns = b.shape[0], tk.cdiv(b.shape[2], wide)
     # The next tile of this block, counted from the group's first. A slice that begins at the constant 0 is of another type.
     at, first = tk.bid(0), 0 * groups
     for g in range(groups + 1):
@@ -41,12 +45,19 @@ def _grouped(out: tk.Out, a: tk.In, b: tk.In, offsets: tk.In, dtype: tk.Const, p
         rows = tk.cdiv(last - first, BM)
         while at < rows * columns:
             i, j = place_of(at, rows, columns)
-            acc = tk.zeros((BM, BN), dtype)
-            for ta, tb in tk.pipelined(
-                a.slice(0, first).tiles((BM, BK))[i, :steps], b.tiles((1, BK, BN))[g, :steps, j], warp_specialize=warp_specialize
-            ):
-                acc = tk.mma(ta, tb.reshape((BK, BN)), acc, precision=precision)
-            tk.store(out.slice(0, first, last), (i, j), acc.astype(out.dtype))
+            if wide > BN:
+                left, right = sums_abreast(
+                    a.slice(0, first), b, g, i, j, 0, steps, dtype, precision, warp_specialize, (1,)
+                )  # fmt: skip
+                store_left(out.slice(0, first, last), (i, j), left.astype(out.dtype), 2)
+                if wide * j + BN < b.shape[2]:
+                    store_right(out.slice(0, first, last), (i, j), right.astype(out.dtype), 2)
+            else:
+                acc = tk.zeros((BM, BN), dtype)
+                of_a, of_b = a.slice(0, first).tiles((BM, BK))[i, :steps], b.tiles((1, BK, BN))[g, :steps, j]
+                for ta, tb in tk.pipelined(of_a, of_b, warp_specialize=warp_specialize):
+                    acc = tk.mma(ta, tb.reshape((BK, BN)), acc, precision=precision)
+                tk.store(out.slice(0, first, last), (i, j), acc.astype(out.dtype))
             at += tk.num_blocks(0)
         at -= rows * columns
         first = last
@@ -98,7 +109,7 @@ def grouped_gemm(
         raise TypeError(f"{name}: offsets holds {offsets.dtype.name}; it takes int32: convert it with .astype(tk.int32)")
     if offsets.shape != (groups,):
         raise ValueError(f"{name}: offsets has shape {offsets.shape}; for {groups} groups it is ({groups},), where each ends")
-    tile = check_tile(name, tile)
+    tile = check_tile(name, tile, abreast=True)
     destination = out_or_new(name, out, a, (total, n), result_dtype(a, dtype, wide))
     exact = a.dtype == dtypes.float32 and precision != "tf32"
     # Where the columns of `a` are contiguous, tiles begin in the middle of the 16 bytes that are copied at a time.
@@ -109,6 +120,7 @@ def grouped_gemm(
         a, (max(1, groups), max(1, -(-total // max(1, groups))), max(1, n), max(1, k)), staged=staged, copied=copied,
         even=aligned(a, b), lines=pitched(a, b, to=LINES), cpu=on_cpu(a), tf32=a.dtype == dtypes.float32 and not exact, beside=0,
         tile=tile, num_warps=num_warps, splits=1, summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
+        abreast=abreast_columns(b, precision) if num_warps is None else (), clusters=False,
     )  # fmt: skip
     limit = min(total, (total + (groups + 1) * (schedule.rows - 1)) // schedule.rows) * -(-n // schedule.columns)
     count = multiprocessors(a)
@@ -119,8 +131,8 @@ def grouped_gemm(
         y = new(destination)
         if y.size and k and groups:
             warp_specialize = False if exact or a.dtype == dtypes.float64 else None
-            launch = _grouped(y.scattered(), a, b, offsets, wide, precision, warp_specialize).grid(blocks)
-            launch = launch.generics(BM=schedule.rows, BN=schedule.columns, BK=schedule.depth).num_warps(schedule.num_warps)
+            launch = _grouped(y.scattered(), a, b, offsets, wide, precision, warp_specialize, schedule.columns).grid(blocks)
+            launch = launch.generics(**schedule.generics).num_warps(schedule.num_warps)
             # Exact sums take all of the registers that two blocks have, and which group a tile is of takes some, too.
             yield launch if schedule.occupancy is None or exact else launch.occupancy(schedule.occupancy)
         elif y.size:

@@ -18,11 +18,10 @@ from typing import Any, NamedTuple
 import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
-from tilekit.kernels._gemm.abreast import parts_abreast, place_of, sums_abreast
+from tilekit.kernels._gemm.abreast import abreast_columns, parts_abreast, place_of, store_left, store_right, sums_abreast
 from tilekit.kernels._gemm.schedules import (
-    ABREAST,
-    ABREAST_PANELS,
     FEW_ROWS,
+    FEW_STEPS,
     Schedule,
     check_splits,
     check_tile,
@@ -58,26 +57,35 @@ _WHOLE, _LEFT, _RIGHT = 0, 1, 2
 
 
 @tk.function
+def _view(x, rank: tk.Const, rows: tk.Const, columns: tk.Const, step: tk.Const):
+    """Tiles of a matrix, or of a stack of them, that are `step` columns apart."""
+    if rank == 2:
+        tiles = x.tiled_view((rows, columns), traversal_steps=(rows, step))
+    else:
+        tiles = x.tiled_view((1, rows, columns), traversal_steps=(1, rows, step))
+    return tiles
+
+
+@tk.function
 def _tile_of(x, along: tk.Const, n, i, j, which: tk.Const):
     """A tile of an operand: `along` says for each dimension whether it has the result's extent, or one element for all."""
-    if which == _LEFT:
-        tile = x.tiled_view(
-            (1 + (BM - 1) * along[0], 1 + (BN - 1) * along[1]),
-            traversal_steps=(1 + (BM - 1) * along[0], 1 + (BN + BE - 1) * along[1]),
-        ).load((i * along[0], j * along[1]))
-    elif which == _RIGHT:
-        tile = (
-            x.slice(1, BN * along[1])
-            .tiled_view(
-                (1 + (BM - 1) * along[0], 1 + (BE - 1) * along[1]),
-                traversal_steps=(1 + (BM - 1) * along[0], 1 + (BN + BE - 1) * along[1]),
-            )
-            .load((i * along[0], j * along[1]))
-        )
-    elif len(along) == 2:
-        tile = tk.load(x, (i * along[0], j * along[1]), (1 + (BM - 1) * along[0], 1 + (BN - 1) * along[1]))
+    if len(along) == 2:
+        at = (i * along[0], j * along[1])
     else:
-        stacked = tk.load(x, (n * along[0], i * along[1], j * along[2]), (1, 1 + (BM - 1) * along[1], 1 + (BN - 1) * along[2]))
+        at = (n * along[0], i * along[1], j * along[2])
+    if which == _LEFT:
+        tile = _view(x, len(along), 1 + (BM - 1) * along[-2], 1 + (BN - 1) * along[-1], 1 + (BN + BE - 1) * along[-1]).load(at)
+        tile = tile.reshape((1 + (BM - 1) * along[-2], 1 + (BN - 1) * along[-1]))
+    elif which == _RIGHT:
+        beyond = x.slice(len(along) - 1, BN * along[-1])
+        tile = _view(beyond, len(along), 1 + (BM - 1) * along[-2], 1 + (BE - 1) * along[-1], 1 + (BN + BE - 1) * along[-1]).load(
+            at
+        )
+        tile = tile.reshape((1 + (BM - 1) * along[-2], 1 + (BE - 1) * along[-1]))
+    elif len(along) == 2:
+        tile = tk.load(x, at, (1 + (BM - 1) * along[0], 1 + (BN - 1) * along[1]))
+    else:
+        stacked = tk.load(x, at, (1, 1 + (BM - 1) * along[1], 1 + (BN - 1) * along[2]))
         tile = stacked.reshape((1 + (BM - 1) * along[1], 1 + (BN - 1) * along[2]))
     return tile
 
@@ -133,17 +141,22 @@ def _kernels(epilogue: Function) -> _Kernels:
     def gemm_abreast(
         out: tk.Out, a: tk.In, b: tk.In, c: tk.In, x: tk.In, y: tk.In, z: tk.In, alpha, beta,
         dtype: tk.Const, precision: tk.Const, warp_specialize: tk.Const, scaled: tk.Const, added: tk.Const, operands: tk.Const,
+        each: tk.Const,
     ):  # fmt: skip
-        rows, columns, steps = tk.cdiv(out.shape[0], BM), tk.cdiv(out.shape[1], BN + BE), tk.cdiv(a.shape[1], BK)
-        for at in range(tk.bid(0), rows * columns, tk.num_blocks(0)):
-            i, j = place_of(at, rows, columns)
-            left, right = sums_abreast(a, b, i, j, 0, steps, dtype, precision, warp_specialize)
-            done = finished(left, 0, i, j, _LEFT, alpha, beta, c, x, y, z, scaled, added, operands)
-            out.tiled_view((BM, BN), traversal_steps=(BM, BN + BE)).store((i, j), done.astype(out.dtype))
-            if (BN + BE) * j + BN < out.shape[1]:
-                rest = finished(right, 0, i, j, _RIGHT, alpha, beta, c, x, y, z, scaled, added, operands)
-                beyond = out.slice(1, BN).tiled_view((BM, BE), traversal_steps=(BM, BN + BE))
-                beyond.store((i, j), rest.astype(out.dtype))
+        rows, columns = tk.cdiv(out.shape[len(each) // 2], BM), tk.cdiv(out.shape[1 + len(each) // 2], BN + BE)
+        steps, tiles = tk.cdiv(a.shape[1 + len(each) // 2], BK), rows * columns
+        if len(each) > 0:
+            tiles = tiles * out.shape[0]
+        for at in range(tk.bid(0), tiles, tk.num_blocks(0)):
+            n = at // (rows * columns) if len(each) > 0 else 0
+            i, j = place_of(at - n * rows * columns, rows, columns)
+            left, right = sums_abreast(a, b, n, i, j, 0, steps, dtype, precision, warp_specialize, each)
+            done = finished(left, n, i, j, _LEFT, alpha, beta, c, x, y, z, scaled, added, operands)
+            place = (n, i, j) if len(each) > 0 else (i, j)
+            store_left(out, place, done.astype(out.dtype), 2 + len(each) // 2)
+            if (BN + BE) * j + BN < out.shape[1 + len(each) // 2]:
+                rest = finished(right, n, i, j, _RIGHT, alpha, beta, c, x, y, z, scaled, added, operands)
+                store_right(out, place, rest.astype(out.dtype), 2 + len(each) // 2)
 
     @tk.kernel
     def batched_gemm(
@@ -266,8 +279,8 @@ def gemm(
         dtype: of the result; by default that of `a`, but float32 for 8-bit floats, and int32 for integers.
         precision: as for `tk.mma`: "tf32" lets tensor cores multiply float32; "fast" leaves sums of 8-bit floats to them.
         out: where the result goes, `c` itself for one; by default a new tensor.
-        tile: `(BM, BN, BK)`, powers of two, instead of the tile that the sizes suggest. For matrices, `BN` may be the sum of two
-            (96, 160, 192); it is fast where K is contiguous in `b`, or both are multiples of 64 and elements have 16 bits.
+        tile: `(BM, BN, BK)`, powers of two, instead of the tile that the sizes suggest. `BN` may be the sum of two (96, 160, 192)
+            unless splits is "stream"; it is fast where K is contiguous in `b`, or both have 16 bits and are multiples of 64.
         num_warps: of a block, instead of those that the tile suggests.
         splits: into how many parts sums are split, instead of as many as keep all multiprocessors busy; or "stream", which deals
             the steps along K of the last tiles, too few for all multiprocessors, out to these (stream-K); not for batches.
@@ -290,25 +303,30 @@ def gemm(
         c = None
     if c is not None:
         a_tensor("gemm", c=c)
+    # Where the result goes to what is read, blocks keep to whole tiles of one partition: that no other one reads them is seen.
+    beside = () if out is None else (*operands, *(() if c is None else (c,)))
+    in_place = any(isinstance(x, Tensor) and x.shares_memory(out) for x in beside)
     # All that follows from what a tensor is, but for its address, is found out once.
     key = (
         a.traits, b.traits, None if c is None else c.traits, tuple(x.traits for x in operands), type(alpha), type(beta),
-        epilogue, dtype, precision, tuple(tile) if isinstance(tile, list) else tile, num_warps, splits,
+        epilogue, dtype, precision, tuple(tile) if isinstance(tile, list) else tile, num_warps, splits, in_place,
     )  # fmt: skip
     try:
         recipe = _recipes.get(key)
     except TypeError:  # one has no hash, which is wrong of all but the epilogue
-        recipe = _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, num_warps, splits)
+        recipe = _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, num_warps, splits, in_place)
     if recipe is None:
         if len(_recipes) >= _RECIPES_KEPT:
             _recipes.clear()
-        recipe = _recipes[key] = _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, num_warps, splits)
+        recipe = _recipes[key] = _recipe(
+            a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, num_warps, splits, in_place
+        )
     extents, result, wide, added, along, warp_specialize, schedule, kernels, turned = recipe
     destination, matrix, rank = out_or_new("gemm", out, a, extents, result), len(extents) == 2, len(extents)
     more = [shaped(x, _padded(x.shape, rank)) for x in operands]
     added_to = a if c is None else shaped(c, _padded(c.shape, rank))
     if turned and c is not None:
-        added_to = added_to.T
+        added_to = _turned(added_to)
     if wide != dtypes.int32:  # floats always, and so one kernel for all numbers
         alpha, beta = as_real(alpha, "gemm: alpha"), as_real(beta, "gemm: beta")
     constants = (bool(alpha != 1), added, along)
@@ -336,14 +354,15 @@ def gemm(
                 yield filled(x)
         target = y
         if turned:
-            target, left, right = y.T, right.T, left.T
+            target, left, right = (_turned(x) for x in (y, right, left))
+        # Which matrices of a batch move on from one product to the next.
+        each = () if matrix else tuple(int(len(x.shape) == 3) for x in (left, right))
         if not matrix:
-            each = tuple(int(len(x.shape) == 3) for x in (a, b))
             left, right = (shaped(x, _padded(x.shape, 3)) for x in (left, right))
-        if not matrix and schedule.splits == 1:
-            yield launched(kernels.batch(schedule.mapped(y), left, right, *common(), each))
-        elif schedule.abreast and schedule.splits == 1:
-            yield launched(kernels.abreast(target.scattered(), left, right, *common()).grid(schedule.blocks))
+        if schedule.abreast and schedule.splits == 1:
+            yield launched(kernels.abreast(target.scattered(), left, right, *common(), each).grid(schedule.blocks))
+        elif not matrix and schedule.splits == 1:
+            yield launched(kernels.batch(schedule.mapped(target), left, right, *common(), each))
         elif schedule.splits == 1 and schedule.stream is None:
             yield launched(kernels.matrix(schedule.mapped(target), left, right, *common()))
         elif schedule.stream is not None:
@@ -363,10 +382,10 @@ def gemm(
         else:
             count, way = schedule.splits, (precision, warp_specialize)
             parts = new(Spec((math.prod(target.shape[:-2]) * count, *target.shape[-2:]), wide))
-            if not matrix:
+            if schedule.abreast:
+                launch = parts_abreast(parts.scattered(), left, right, count, schedule.share, *way, each).grid(schedule.blocks)
+            elif not matrix:
                 launch = _batched_parts(schedule.mapped(parts), left, right, count, schedule.share, *way, each)
-            elif schedule.abreast:
-                launch = parts_abreast(parts.scattered(), left, right, schedule.share, *way).grid(schedule.blocks)
             else:
                 launch = _parts(schedule.mapped(parts), left, right, schedule.share, *way)
             yield launched(launch)
@@ -378,9 +397,7 @@ def gemm(
         return y
 
     def launched(launch):
-        columns, more = schedule.abreast or (schedule.columns, 0)
-        extents = {"BM": schedule.rows, "BN": columns, "BK": schedule.depth, **({"BE": more} if more else {})}
-        launch = launch.generics(**extents).num_warps(schedule.num_warps)
+        launch = launch.generics(**schedule.generics).num_warps(schedule.num_warps)
         return launch if schedule.occupancy is None else launch.occupancy(schedule.occupancy)
 
     return Launches(a, steps, Spec(extents, result))
@@ -408,7 +425,7 @@ _recipes: dict[Any, _Recipe] = {}
 _RECIPES_KEPT = 512
 
 
-def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, num_warps, splits):
+def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, num_warps, splits, in_place):
     wide = sum_dtype("gemm", a, b, precision)
     batch, m, n, k = _shape_of(a.shape, b.shape)
     _check_factors(wide, alpha, beta)
@@ -420,7 +437,7 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
     if operands and epilogue is None:
         raise ValueError("gemm: operands are for an epilogue, and there is none: epilogue=kernels.epilogues.bias adds one")
     along = tuple(_along(f"operands[{at}]", x, extents) for at, x in enumerate(operands))
-    tile = check_tile("gemm", tile, abreast=matrix and splits != "stream")
+    tile = check_tile("gemm", tile, abreast=splits != "stream")
     check_splits(splits, matrix)
     result = result_dtype(a, dtype, wide)
     exact = a.dtype == dtypes.float32 and precision != "tf32"
@@ -430,17 +447,17 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
     beside = sum(x.itemsize for x, each in zip((c, *operands), (added, *along), strict=True) if each and all(each[-2:]))
 
     # Two tiles next to each other are one instruction of the warps that the model has in mind.
-    modelled = matrix and splits != "stream" and num_warps is None
+    modelled = splits != "stream" and num_warps is None and not in_place
 
     def scheduled(turned):
         return schedule_of(
             a, (batch, *((n, m) if turned else (m, n)), k or _LEAST), staged=staged, copied=copied, even=even, cpu=cpu,
             lines=lines, tf32=a.dtype == dtypes.float32 and not exact, beside=beside, tile=tile, num_warps=num_warps,
             splits=splits, summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
-            abreast=_abreast(a, b, precision, turned=turned) if modelled else (), turned=turned,
+            abreast=abreast_columns(_turned(a) if turned else b, precision) if modelled else (), turned=turned,
         )  # fmt: skip
 
-    either = staged and matrix and epilogue is None and tile is None and not cpu
+    either = staged and epilogue is None and tile is None and not cpu
     turned = either and m <= FEW_ROWS < n
     schedule = scheduled(turned)
     if either and min(m, n) > FEW_ROWS and (other := scheduled(True)).clocks < _TURNED * schedule.clocks:
@@ -448,17 +465,9 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
     if turned:
         added = added[::-1]
     # Without fast tensor cores a product takes so long that its operands come in time, and registers are better spent on it.
-    warp_specialize = False if exact or a.dtype == dtypes.float64 else None
+    at_once = not (staged or copied) and -(-k // schedule.depth) <= FEW_STEPS
+    warp_specialize = False if exact or a.dtype == dtypes.float64 or at_once else None
     return _Recipe(extents, result, wide, added, along, warp_specialize, schedule, _kernels(_function(epilogue)), turned)
-
-
-def _abreast(a, b, precision, *, turned):
-    """The columns that tiles of a product may have besides powers of two."""
-    if a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast":  # whose sums are taken by 128 columns
-        return ()
-    if (a.unit == 1) if turned else (b.unit == 0):  # the dimension along K
-        return ABREAST
-    return ABREAST_PANELS if a.itemsize == 2 else ()
 
 
 # ------------------------------------------------------------------------------------------------------------------------- checks
@@ -489,6 +498,12 @@ def _along(what: str, x: Any, extents: tuple[int, ...]) -> tuple[int, ...]:
     if len(x.shape) > len(extents) or any(n not in (1, to) for n, to in zip(x.shape[::-1], extents[::-1], strict=False)):
         raise ValueError(f"gemm: {what} has shape {x.shape}, which does not broadcast to {extents}")
     return tuple(int(n == to) for n, to in zip(_padded(x.shape, len(extents)), extents, strict=True))
+
+
+def _turned(x: Tensor) -> Tensor:
+    """The transpose of a matrix, or of each matrix of a stack."""
+    rank = len(x.shape)
+    return x.permute(*range(rank - 2), rank - 1, rank - 2)
 
 
 def _padded(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:

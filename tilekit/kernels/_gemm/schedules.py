@@ -26,7 +26,7 @@ from tilekit.lang.matmul import PRECISIONS, accumulator_dtype
 from tilekit.launch.launch import check_warps
 
 __all__ = [
-    "ABREAST", "ABREAST_PANELS", "FEW_ROWS", "Schedule", "check_splits", "check_tile", "result_dtype", "schedule_of", "sum_dtype",
+    "FEW_ROWS", "FEW_STEPS", "Schedule", "check_splits", "check_tile", "result_dtype", "schedule_of", "sum_dtype",
 ]  # fmt: skip
 
 # Of a multiprocessor, in a clock: products of elements, by the bytes that each has. What else a step along K costs those that do
@@ -47,9 +47,6 @@ _TWO = 1.05
 _STREAMED = 128 << 20
 # Tiles for operands in stages of shared memory: rows, columns, warps. Each warpgroup has 64 rows, or more.
 _STAGED = ((128, 256, 8), (128, 128, 8), (64, 256, 4), (64, 128, 4), (128, 64, 8), (64, 64, 4))
-# More columns, of two tiles next to each other (see `abreast`): these lie behind each other in a stage as rows of one if K is
-# contiguous in b, and as panels of one, of 64 columns of 16 bits, if its columns are.
-ABREAST, ABREAST_PANELS = (80, 96, 144, 160, 192), (192,)
 _STAGED_BYTES = 128  # along K: what one swizzle covers
 # Of a product with so few rows, the transpose is taken, with so many of its rows (see `products`) in a tile.
 FEW_ROWS = 32
@@ -68,9 +65,19 @@ _LOADED = {
     8: (64, 64, 16, 8, None),
 }
 _LOADED_TF32 = (128, 128, 32, 8, None)
-# Those of float32 without tensor cores: a thread of a large tile has 8 x 8 elements, and reads an operand for each 8 products; of
-# a small one 4 x 4. So much of its multiply-adds a multiprocessor gets to, then; two blocks of it wait in turns for their tiles.
-_EXACT, _EXACT_DEPTH, _EXACT_BLOCKS = {(128, 128): 0.85, (128, 64): 0.75, (64, 128): 0.75, (64, 64): 0.5}, 16, 2
+# Those of float32 without tensor cores. Of the multiply-adds that it could do, a multiprocessor does so many, by the elements of
+# the result that a thread has: with 8 x 8 of them it reads an operand from shared memory for each 8 products, with 4 x 4 for 4.
+_EXACT, _EXACT_DEPTH = ((128, 128), (128, 64), (64, 128), (64, 64)), 16
+_EXACT_SHARES = {64: 0.85, 32: 0.75, 16: 0.5}
+# Multiply-adds in a clock; rows and columns of operands that come to shared memory in one, also if not 16 bytes at a time; clocks
+# that a block waits for its operands, while others that are there calculate: so many warps at most.
+_EXACT_PRODUCTS, _EXACT_BROUGHT, _EXACT_BROUGHT_SINGLY, _EXACT_WAITING, _EXACT_WARPS = 128, 4, 2, 500, 16
+# Two blocks of large tiles have room with so many registers; unless operands come 4 bytes at a time: then a thread has twice as
+# many elements, and registers.
+_EXACT_BLOCKS = 2
+# Products of so few tiles along K, which are loaded as the loop goes, are over before any could come ahead: several blocks on a
+# multiprocessor, with smaller tiles, load and store while others do.
+FEW_STEPS = 2
 _LEAST = 16  # rows, columns and depth of a tile of tensor cores
 _MOST_SPLITS = 64
 _CPU_TILE = 256
@@ -106,6 +113,12 @@ class Schedule(NamedTuple):
     def abreast(self) -> tuple[int, int] | None:
         """The columns of the two tiles that stand next to each other; None if there is one."""
         return columns_of(self.columns)
+
+    @property
+    def generics(self) -> dict[str, int]:
+        """What generics of the kernels stand for."""
+        columns, more = self.abreast or (self.columns, 0)
+        return {"BM": self.rows, "BN": columns, "BK": self.depth, **({"BE": more} if more else {})}
 
     def mapped(self, tensor: Tensor) -> MappedPartition:
         """The partition of the result, or of a batch of them, for these blocks."""
@@ -162,7 +175,7 @@ def check_splits(splits: Any, matrix: bool) -> None:
 def schedule_of(
     a: Tensor, shape: tuple[int, int, int, int], *, staged: bool, copied: bool, even: bool, cpu: bool, tf32: bool, beside: int,
     tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | str | None, summed: bool = False,
-    abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True,
+    abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True, clusters: bool = True,
 ) -> Schedule:  # fmt: skip
     """The schedule for a product of shape `(batch, M, N, K)`.
 
@@ -180,11 +193,12 @@ def schedule_of(
         abreast: columns that a tile may have besides powers of two.
         turned: whether it is the transpose that is stored, whose rows go across what a warp has.
         lines: whether rows, or columns, of the operands are whole lines of the cache, of 128 bytes.
+        clusters: whether blocks may load tiles together, which those of kernels that find their tiles by themselves do not.
     """
     check_warps(num_warps)
     return _schedule(
         shape, multiprocessors(a), a.itemsize, staged, copied, even, cpu, tf32, beside, tile, num_warps, splits, summed,
-        abreast, turned, lines,
+        abreast, turned, lines, clusters,
     )  # fmt: skip
 
 
@@ -192,7 +206,7 @@ def schedule_of(
 def _schedule(
     shape: tuple[int, int, int, int], count: int, itemsize: int, staged: bool, copied: bool, even: bool, cpu: bool, tf32: bool,
     beside: int, tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | str | None, summed: bool = False,
-    abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True,
+    abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True, clusters: bool = True,
 ) -> Schedule:  # fmt: skip
     batch, m, n, k = shape
     clocks = math.inf
@@ -200,7 +214,8 @@ def _schedule(
     parts: int | str
     if tile is not None:
         bm, bn, bk = tile
-        warps = num_warps or max(1, min(8, bm * bn // 2048))
+        # A warpgroup has 64 rows of two tiles next to each other, and all of their columns.
+        warps = num_warps or max(1, min(8, bm * bn // 2048 if columns_of(bn) is None else bm // 16))
         parts = splits or 1
     elif cpu:
         bm, bn, bk = (min(_CPU_TILE, power(extent)) for extent in (m, n, k))
@@ -210,14 +225,16 @@ def _schedule(
         parts = splits or max(1, min(_MOST_SPLITS, -(-k // bk), count // max(1, batch * -(-m // bm))))
     elif staged:
         bk = _STAGED_BYTES // itemsize
-        bm, bn, warps, parts, clocks = _cheapest(shape, count, itemsize, summed, beside, splits, abreast, turned, lines)
+        bm, bn, warps, parts, clocks = _cheapest(shape, count, itemsize, summed, beside, splits, abreast, turned, lines, clusters)
     elif itemsize == 4 and not tf32 and not copied:
-        bm, bn, bk, warps, occupancy = _exact(shape, count, beside)
+        bm, bn, bk, warps, occupancy = _exact(shape, count, beside, even)
         parts = splits or _parts(batch * -(-m // bm) * -(-n // bn), -(-k // bk), count)
     else:
         loaded = _LOADED_TF32 if tf32 else _LOADED[itemsize]
         bm, bn, bk, warps, occupancy = _COPIED if copied else loaded
         bm, bn, bk, warps = _smaller(shape, count, (bm, bn, bk, warps))
+        if not copied and -(-k // bk) <= FEW_STEPS and bm * bn >= _LARGE:
+            bm, warps = bm // 2, warps // 2
         occupancy = occupancy if bm * bn >= _LARGE and even and not beside else None
         parts = splits or _parts(batch * -(-m // bm) * -(-n // bn), -(-k // bk), count)
     if num_warps is not None:
@@ -242,7 +259,7 @@ def _held(count: int, warps: int) -> int:
 
 def _cheapest(
     shape: tuple[int, int, int, int], count: int, itemsize: int, summed: bool, beside: int, splits: int | str | None,
-    abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True,
+    abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True, clusters: bool = True,
 ) -> tuple[int, int, int, int | str, float]:  # fmt: skip
     """The tile, the warps and the parts, or "stream", for operands that come in stages; and the clocks that these take."""
     batch, m, n, k = shape
@@ -264,7 +281,7 @@ def _cheapest(
             ways = ["stream"] if splits else [*ways, "stream"]
         for parts in ways:
             dealt = stream if parts == "stream" else parts
-            clocks = _clocks(shape, count, itemsize, summed, (bm, bn, warps), dealt, turned, lines)
+            clocks = _clocks(shape, count, itemsize, summed, (bm, bn, warps), dealt, turned, lines, clusters)
             if odd:
                 clocks *= _TWO
             if clocks < best:
@@ -274,12 +291,12 @@ def _cheapest(
 
 def _clocks(
     shape: tuple[int, int, int, int], count: int, itemsize: int, summed: bool, tile: tuple[int, int, int],
-    parts: Any, turned: bool, lines: bool,
+    parts: Any, turned: bool, lines: bool, clusters: bool = True,
 ) -> float:  # fmt: skip
     """How long a product takes with a tile of so many rows, columns and warps, by the model.
 
     Args:
-        shape, summed, turned, lines: see `schedule_of`.
+        shape, summed, turned, lines, clusters: see `schedule_of`.
         count: of multiprocessors.
         itemsize: of the operands.
         tile: rows, columns, warps.
@@ -290,7 +307,9 @@ def _clocks(
     steps, each = -(-k * itemsize // _STAGED_BYTES), _held(count, warps) // count
     tiles = max(1, batch * -(-m // bm) * -(-n // bn))
     products = bm * bn * _STAGED_BYTES / _PRODUCTS
-    together = _together(bm, bn, warps) and tiles > _held(count, warps) and columns_of(bn) is None
+    rows = parts.top if isinstance(parts, StreamK) else -(-m // bm)
+    together = _together(bm, bn, warps) and tiles > _held(count, warps) and rows % _CLUSTER[0] == 0
+    together = together and clusters and columns_of(bn) is None
     fetched = (bm + (bn // 2 if together else bn)) * _STAGED_BYTES
 
     def step(blocks: int) -> float:
@@ -321,20 +340,27 @@ def _clocks(
     return hidden + stored * bm * bn / (_STORED / 2 if turned else _STORED) + _LATENCY + after
 
 
-def _exact(shape: tuple[int, int, int, int], count: int, beside: int) -> tuple[int, int, int, int, int | None]:
+def _exact(shape: tuple[int, int, int, int], count: int, beside: int, even: bool) -> tuple[int, int, int, int, int | None]:
     """The tile, the warps, and the blocks of a multiprocessor for float32 operands whose products are exact: that with which the
     multiprocessor that has most is done first.
     """
     batch, m, n, _ = shape
-    best, chosen = math.inf, (64, 64)
-    for (rows, columns), share in _EXACT.items():
+    best, chosen = math.inf, (64, 64, 8)
+    for rows, columns in _EXACT:
         bm, bn = (max(_LEAST, min(size, power(extent))) for size, extent in ((rows, m), (columns, n)))
-        clocks = -(-(batch * -(-m // bm) * -(-n // bn)) // count) * bm * bn / share
-        if clocks < best:
-            best, chosen = clocks, (bm, bn)
-    bm, bn = chosen
+        tiles = max(1, -(-(batch * -(-m // bm) * -(-n // bn)) // count))
+        for elements, share in _EXACT_SHARES.items():
+            warps = max(1, min(8, bm * bn // (32 * elements)))
+            # Of a step along K: what all of them take, and one alone that has not a warp for each of the four schedulers.
+            clocks = bm * bn * _EXACT_DEPTH / _EXACT_PRODUCTS / share
+            clocks += (bm + bn) / (_EXACT_BROUGHT if even else _EXACT_BROUGHT_SINGLY)
+            alone = clocks * max(1, 4 / warps) + _EXACT_WAITING
+            clocks = tiles * max(clocks, alone / min(tiles, _EXACT_WARPS // warps))
+            if clocks < best:
+                best, chosen = clocks, (bm, bn, warps)
+    bm, bn, warps = chosen
     large = bm * bn >= _LARGE and not beside
-    return bm, bn, _EXACT_DEPTH, max(1, min(8, bm * bn // 512)), _EXACT_BLOCKS if large else None
+    return bm, bn, _EXACT_DEPTH, warps if even or not large else 4, _EXACT_BLOCKS if large else None
 
 
 def _smaller(shape: tuple[int, int, int, int], count: int, tile: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
