@@ -129,6 +129,41 @@ def test_embedding(device, rows, width, shape, dtype):
     close(made, expected)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, tk.bfloat16], **named)
+@pytest.mark.parametrize("width", [1, 64, 70, 1001, 2056])
+@pytest.mark.parametrize("most", [1, 20, 1000])
+def test_few_rows_of_a_large_table(device, most, width, dtype):
+    """Indices that meet, all of them for one, get one row of sums; rows that none has are zeros."""
+    ids = np.random.default_rng(most).integers(0, most, 301)
+    grad = normal((301, width), dtype, 1)
+    expected = np.zeros((1000, width))
+    np.add.at(expected, ids, grad.astype(np.float64))
+    made = kernels.embedding_backward(f(grad), f(ids), 1000).to_host().sync()
+    assert made.dtype == dtype
+    close(made, expected)
+    assert not made[sorted(set(range(1000)) - set(ids))].any()
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "count", "dtype", "names"),
+    [
+        (2048, 8192, 64, "float16", ["_add_to_owners", "_sums_of_owners"]),
+        (22544, 70, 2278, "bfloat16", ["_add_to_owners", "_sums_by_elements"]),
+        (1000, 64, 1000, "float16", ["_embedding_backward"]),
+        (2048, 8192, 64, "float32", ["_embedding_backward"]),
+    ],
+)
+def test_only_what_is_added_has_sums_of_its_own(rows, width, count, dtype, names):
+    op = kernels.embedding_backward(api.meta((count, width), dtype), api.meta(count, "int64"), rows)
+    launches = [part for part in op.parts() if isinstance(part, tk.KernelLaunch)]
+    assert [launch.kernel.name for launch in launches] == names
+    if dtype != "float32" and len(names) == 2:
+        assert launches[0].arguments[1].shape == (count, width)
+        made = launches[1].compile(target="sm_90a")
+        assert not made.local_bytes
+    op.consumed()
+
+
 @pytest.mark.parametrize("dtype", [tk.float8_e4m3fn, tk.bool_, tk.bfloat16, tk.float32, tk.int64], **named)
 @pytest.mark.parametrize("width", [1, 2, 3, 8, 62, 65, 255, 256, 1001])
 def test_embedding_by_elements(device, width, dtype, monkeypatch):

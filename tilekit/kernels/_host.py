@@ -52,6 +52,7 @@ __all__ = [
     "result",
     "row_tile",
     "rows_of",
+    "rows_tile",
     "same_shape",
     "shaped",
     "takes_ops",
@@ -489,11 +490,11 @@ def joined(result: Destination, *operands: Tensor) -> Joined:
                 Tensor(x.storage, shape, x.dtype, tuple(strides[k] for _, strides in dims), offsets[k])
                 for k, x in enumerate(tensors)
             ]
-            return Joined(_rows_tile(shape, tile[0]), Spec(shape, result.dtype) if type(result) is Spec else views[0], views[1:])
+            return Joined(rows_tile(shape, tile[0]), Spec(shape, result.dtype) if type(result) is Spec else views[0], views[1:])
     return Joined(tile, shaped(result, shape), [flat(x) for x in operands])
 
 
-def _rows_tile(shape: tuple[int, ...], elements: int) -> tuple[int, ...]:
+def rows_tile(shape: tuple[int, ...], elements: int) -> tuple[int, ...]:
     """The extents of a tile of about so many elements: as much of a row as leaves little of the last tile empty, several rows."""
     widths = [1 << bit for bit in range(6, elements.bit_length()) if 1 << bit <= power(shape[-1])] or [power(shape[-1])]
     covered = [-(-shape[-1] // width) * width for width in widths]
