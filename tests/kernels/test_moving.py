@@ -22,13 +22,36 @@ def numbers(shape, dtype, seed=0):
 
 
 @pytest.mark.parametrize("dtype", dtypes.ALL, **named)
-@pytest.mark.parametrize("shape", [(64, 64), (5, 7), (130, 257), (2, 3, 65, 33), (0, 4), (3, 1, 100)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(64, 64), (5, 7), (130, 257), (2, 3, 65, 33), (0, 4), (3, 1, 100), (2, 7, 2100), (2100, 3)], ids=str
+)
 def test_transpose(device, shape, dtype):
     x = np.random.default_rng(0).integers(0, 256, (*shape, dtype.itemsize), np.uint8)
     x = (x[..., 0] & 1).astype(bool) if dtype == tk.bool_ else x.view(dtype)[..., 0]
     y = kernels.transpose(f(np.ascontiguousarray(x))).to_host().sync()
     assert y.shape == (*shape[:-2], shape[-1], shape[-2])
     assert y.tobytes() == np.ascontiguousarray(np.swapaxes(x, -1, -2)).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "name", "tile"),
+    [
+        ((4096, 4096), "float32", "_transpose", (1, 64, 64)),
+        ((32, 4096), "float32", "_transpose", (1, 64, 32)),
+        ((6, 7, 226629), "float32", "_transpose", (1, 512, 8)),
+        ((226629, 7), "float16", "_transpose_along", (1, 1024, 8)),
+        ((297, 50208), "float32", "_transpose_along", (1, 64, 64)),
+        ((50208, 297), "float32", "_transpose", (1, 64, 64)),
+    ],
+)
+def test_how_a_transpose_is_cut(shape, dtype, name, tile):
+    """Tiles of few rows are long; blocks follow the rows of the result where these share sectors of memory."""
+    op = kernels.transpose(api.meta(shape, dtype))
+    (launch,) = op.parts()
+    assert (launch.kernel.name, launch.arguments[0].tile_shape) == (name, tile)
+    (store,) = (access for access in launch.explain(target="sm_90a").accesses if access.kind == "store")
+    assert store.coalesced == 1
+    op.consumed()
 
 
 @pytest.mark.parametrize("dtype", NUMBERS, **named)
