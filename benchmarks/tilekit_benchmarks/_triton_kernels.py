@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from tilekit_benchmarks.kernel_cases import DROPPED
+from tilekit_benchmarks.kernel_peers import row_warps
 
 
 @triton.jit
@@ -119,7 +120,6 @@ _GEMM_TILES = (
     (128, 256, 64, 3, 8), (64, 256, 32, 4, 4), (128, 128, 32, 4, 4), (128, 64, 32, 4, 4), (64, 128, 32, 4, 4),
     (128, 32, 32, 4, 4), (64, 32, 32, 5, 2), (32, 64, 32, 5, 2),
 )  # fmt: skip
-_ROW_WARPS = (2, 4, 8, 16, 32)
 _FLAT = ((1024, 4), (2048, 4), (2048, 8), (4096, 8))
 
 
@@ -135,7 +135,7 @@ def _by_rows(kernel, *names, extra=()):
         def launch(warps):
             return lambda: kernel[(rows,)](out, *inputs, x.stride(0), n, *extra, BLOCK=block, num_warps=warps)
 
-        return [(f"{warps} warps", launch(warps)) for warps in _ROW_WARPS if warps * 32 <= block]
+        return [(f"{warps} warps", launch(warps)) for warps in row_warps(block)]
 
     return variants
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 import tilekit_benchmarks as bench
-from tilekit import cli
+from tilekit import api, cli, kernels
 from tilekit._runtime.device import Device
 from tilekit_benchmarks import Drawn, Options, drawn, report
 from tilekit_benchmarks.drawn import measuring
@@ -207,6 +207,17 @@ def test_failures_are_written_down(changed):
         ("broken", "failed", "RuntimeError: no such luck"),
     }
     assert first.explained == ("no explanation: RuntimeError: no such luck",)
+
+
+def test_launches_whose_arguments_are_ops_are_explained(cpu):
+    """And those that are tried out with tensors that have no memory, as the steps of gradients are."""
+    x = api.zeros((64, 48), dtype="float16").sync()
+    explained = []
+    for op in (kernels.gelu(x.T), kernels.rms_norm_backward(x, x, api.zeros(48, dtype="float16").sync())):
+        launches = list(measuring._launches(op))
+        explained += [launch.kernel.name for launch in launches if launch.explain("sm_90a").accesses]
+    assert explained[0] == "_gelu"
+    assert "_norm_backward" in explained
 
 
 def test_a_case_without_memory_is_nobodys_failure(monkeypatch):

@@ -135,3 +135,11 @@ def test_they_are_benchmarks(name, monkeypatch, device):
     assert asked[0][2]
     assert isinstance(asked[0][2][0].own, type(lambda: 0))
     assert tk.float32
+
+
+@pytest.mark.parametrize(
+    ("block", "warps"),
+    [(16, ()), (64, (2,)), (4096, (2, 4, 8, 16, 32)), (16384, (4, 8, 16, 32)), (131072, (32,)), (262144, ())],
+)
+def test_threads_of_tritons_rows_have_no_more_than_fits_them(block, warps):
+    assert kernel_peers.row_warps(block) == warps

@@ -232,6 +232,26 @@ def test_masked_accesses_stay_wide(compiled, tensor):
     assert not made.uses_local_memory
 
 
+def least_by_value(y, x):
+    t = tk.load(x, (tk.bid(0), 0), (16, 128), padding_value=-float("inf"))
+    y.store(tk.max(t, 0, keepdims=True))
+
+
+def least_by_name(y, x):
+    t = tk.load(x, (tk.bid(0), 0), (16, 128), padding_mode="-inf")
+    y.store(tk.max(t, 0, keepdims=True))
+
+
+def test_a_constant_padding_is_written_ahead_of_loads(compiled, tensor):
+    """What is chosen behind a load waits for it, and keeps other loads from being in flight."""
+    by_value, by_name = (
+        compiled(k, tensor.out((9, 125), (1, 128), "bfloat16"), tensor((129, 125), "bfloat16")).kernel.ptx
+        for k in (least_by_value, least_by_name)
+    )
+    assert len(re.findall(r"@p ld\.global", by_value)) >= 32
+    assert by_value.count("selp.b16") == by_name.count("selp.b16")
+
+
 def windows(y, x):
     y.store(x.tiled_view(1024, traversal_steps=512).load(tk.bid(0)))
 

@@ -135,7 +135,7 @@ KERNELS = {
     "cumsum from": (lambda: cumsum_from(False), 112),
     "cumsum from, reverse": (lambda: cumsum_from(True), 112),
     "sums of tiles": (lambda: _scan._tile_sums(m(1, 128).partition((1, 1)), m(1, 1 << 20), 8192).num_warps(8), 48),
-    "argmax f32": (rows(kernels.argmax, 4096), 64),
+    "argmax f32": (rows(kernels.argmax, 4096), 72),
     "argmax f16 131072": (rows(kernels.argmax, 131072, H), 112),
     "topk f32": (rows(lambda x: kernels.topk(x, 8), 4096), 64),
     "topk of best": (best_of_best, 64),

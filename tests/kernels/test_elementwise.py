@@ -82,6 +82,66 @@ def test_views_and_in_place(device):
     close(x.to_host().sync(), silu(host))
 
 
+def with_gaps(shape, gaps, dtype=np.float32, seed=0):
+    """A tensor with so many elements between the ends of its dimensions and those of the memory; and its elements."""
+    host = normal([n + gap for n, gap in zip(shape, gaps, strict=True)], dtype, seed)
+    part = tuple(slice(0, n) for n in shape)
+    return f(host).sync()[part], host[part].astype(np.float64)
+
+
+@pytest.mark.parametrize(
+    ("shape", "gaps"),
+    [((37, 100), (0, 4)), ((5, 2049), (0, 1)), ((70, 3), (0, 5)), ((3, 7, 40), (0, 2, 0)), ((3, 7, 40), (0, 2, 8))],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: np.dtype(d).name)
+def test_rows_with_gaps(device, shape, gaps, dtype):
+    (x, wide), (g, dy), (u, up) = (with_gaps(shape, gaps, dtype, seed) for seed in range(3))
+    out = with_gaps(shape, gaps, dtype)[0]
+    close(kernels.swiglu(x, u).to_host().sync(), silu(wide) * up)
+    assert kernels.gelu(x, out=out).sync() is out
+    close(out.numpy(), gelu(wide))
+    dgate, dup = (made.to_host().sync().astype(np.float64) for made in kernels.swiglu_backward(g, x, u).sync())
+    alone = np.float32 if dtype == np.float64 else dtype
+    close(dup, dy * silu(wide), dtype=dtype)
+    close(dgate, dy * up * slope(silu, wide), dtype=alone)
+    even = f(dy.astype(dtype)).sync()  # one has gaps, the other none
+    close(kernels.silu_backward(even, x).to_host().sync().astype(np.float64), dy * slope(silu, wide), dtype=alone)
+
+
+def test_transposed_tensors(device):
+    """As they lie where the result lies so, too."""
+    host, out = normal((60, 40), np.float32), f(np.zeros((60, 48), np.float32)).sync()[:, :40].T
+    x = f(host).sync().T
+    assert kernels.silu(x, out=out).sync() is out
+    close(out.numpy(), silu(host.T))
+
+
+def meta_with_gaps(rows, columns, gap, dtype):
+    return api.meta((rows, columns + gap), dtype)[:, :columns]
+
+
+@pytest.mark.parametrize(("dtype", "gap", "bits"), [("float16", 4, {64, 128}), ("float16", 8, {128}), ("float32", 2, {64, 128})])
+def test_rows_with_gaps_are_read_as_they_lie(dtype, gap, bits):
+    op = kernels.swiglu_backward(*(meta_with_gaps(16384, 1024, gap, dtype) for _ in range(3)))
+    (launch,) = op.parts()
+    assert launch.kernel.name == "_swiglu_backward", "nothing is copied first"
+    accesses = launch.explain(target="sm_90a").accesses
+    assert {access.bits for access in accesses} == bits
+    assert not any(access.masked for access in accesses)
+    op.consumed()
+
+
+@pytest.mark.parametrize(
+    ("columns", "tile"), [(1024, (2, 1024)), (1023, (2, 1024)), (1100, (8, 256)), (5, (256, 8)), (50000, (1, 2048))]
+)
+def test_tiles_of_rows_with_gaps_are_mostly_full(columns, tile):
+    op = kernels.silu(meta_with_gaps(4096, columns, 8, "float16"))
+    (launch,) = op.parts()
+    assert launch.arguments[0].tile_shape == tile
+    op.consumed()
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: np.dtype(d).name)
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
 def test_dropout(device, dtype, p):

@@ -22,13 +22,36 @@ def numbers(shape, dtype, seed=0):
 
 
 @pytest.mark.parametrize("dtype", dtypes.ALL, **named)
-@pytest.mark.parametrize("shape", [(64, 64), (5, 7), (130, 257), (2, 3, 65, 33), (0, 4), (3, 1, 100)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(64, 64), (5, 7), (130, 257), (2, 3, 65, 33), (0, 4), (3, 1, 100), (2, 7, 2100), (2100, 3)], ids=str
+)
 def test_transpose(device, shape, dtype):
     x = np.random.default_rng(0).integers(0, 256, (*shape, dtype.itemsize), np.uint8)
     x = (x[..., 0] & 1).astype(bool) if dtype == tk.bool_ else x.view(dtype)[..., 0]
     y = kernels.transpose(f(np.ascontiguousarray(x))).to_host().sync()
     assert y.shape == (*shape[:-2], shape[-1], shape[-2])
     assert y.tobytes() == np.ascontiguousarray(np.swapaxes(x, -1, -2)).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "name", "tile"),
+    [
+        ((4096, 4096), "float32", "_transpose", (1, 64, 64)),
+        ((32, 4096), "float32", "_transpose", (1, 64, 32)),
+        ((6, 7, 226629), "float32", "_transpose", (1, 512, 8)),
+        ((226629, 7), "float16", "_transpose_along", (1, 1024, 8)),
+        ((297, 50208), "float32", "_transpose_along", (1, 64, 64)),
+        ((50208, 297), "float32", "_transpose", (1, 64, 64)),
+    ],
+)
+def test_how_a_transpose_is_cut(shape, dtype, name, tile):
+    """Tiles of few rows are long; blocks follow the rows of the result where these share sectors of memory."""
+    op = kernels.transpose(api.meta(shape, dtype))
+    (launch,) = op.parts()
+    assert (launch.kernel.name, launch.arguments[0].tile_shape) == (name, tile)
+    (store,) = (access for access in launch.explain(target="sm_90a").accesses if access.kind == "store")
+    assert store.coalesced == 1
+    op.consumed()
 
 
 @pytest.mark.parametrize("dtype", NUMBERS, **named)
@@ -127,6 +150,41 @@ def test_embedding(device, rows, width, shape, dtype):
     made = kernels.embedding_backward(f(grad), f(ids), rows).to_host().sync()
     assert made.dtype == table.dtype
     close(made, expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, tk.bfloat16], **named)
+@pytest.mark.parametrize("width", [1, 64, 70, 1001, 2056])
+@pytest.mark.parametrize("most", [1, 20, 1000])
+def test_few_rows_of_a_large_table(device, most, width, dtype):
+    """Indices that meet, all of them for one, get one row of sums; rows that none has are zeros."""
+    ids = np.random.default_rng(most).integers(0, most, 301)
+    grad = normal((301, width), dtype, 1)
+    expected = np.zeros((1000, width))
+    np.add.at(expected, ids, grad.astype(np.float64))
+    made = kernels.embedding_backward(f(grad), f(ids), 1000).to_host().sync()
+    assert made.dtype == dtype
+    close(made, expected)
+    assert not made[sorted(set(range(1000)) - set(ids))].any()
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "count", "dtype", "names"),
+    [
+        (2048, 8192, 64, "float16", ["_add_to_owners", "_sums_of_owners"]),
+        (22544, 70, 2278, "bfloat16", ["_add_to_owners", "_sums_by_elements"]),
+        (1000, 64, 1000, "float16", ["_embedding_backward"]),
+        (2048, 8192, 64, "float32", ["_embedding_backward"]),
+    ],
+)
+def test_only_what_is_added_has_sums_of_its_own(rows, width, count, dtype, names):
+    op = kernels.embedding_backward(api.meta((count, width), dtype), api.meta(count, "int64"), rows)
+    launches = [part for part in op.parts() if isinstance(part, tk.KernelLaunch)]
+    assert [launch.kernel.name for launch in launches] == names
+    if dtype != "float32" and len(names) == 2:
+        assert launches[0].arguments[1].shape == (count, width)
+        made = launches[1].compile(target="sm_90a")
+        assert not made.local_bytes
+    op.consumed()
 
 
 @pytest.mark.parametrize("dtype", [tk.float8_e4m3fn, tk.bool_, tk.bfloat16, tk.float32, tk.int64], **named)

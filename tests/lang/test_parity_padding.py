@@ -36,6 +36,22 @@ def test_a_load_that_hangs_over_the_edges():
         np.testing.assert_array_equal(result, expected)
 
 
+@pytest.mark.parametrize("fill", [-np.inf, np.nan, -1.5, 2.0**-149, 1e300, 0.1, 0, -7, 7, (1 << 24) + 1, True])
+def test_constants(fill):
+    def make():
+        @tk.kernel
+        def k(y: tk.Out, x: tk.In):
+            y.store(tk.load(x, (0, 0), (8, 16), padding_value=fill))
+
+        return k
+
+    with np.errstate(over="ignore"):
+        expected = np.full((8, 16), np.float64(fill).astype(np.float32))
+    expected[:5, :10] = X
+    for result in ways(make, (8, 16), X):
+        np.testing.assert_array_equal(result, expected)
+
+
 def test_a_row_that_broadcasts_with_a_mask_and_in_another_order():
     def make():
         @tk.kernel

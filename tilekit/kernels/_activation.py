@@ -5,7 +5,8 @@
     silu(x) = x * sigmoid(x)                                                          (Elfwing, Uchibe and Doya, 2017)
     swiglu(gate, up) = silu(gate) * up                                                (Shazeer, 2020)
 
-Blocks have as many elements as keep the memory busy, in one dimension: the shape of the tensors does not matter.
+Blocks have as many elements as keep the memory busy, in one dimension: the shape of the tensors does not matter. Where there are
+gaps between rows, tiles have rows, and tensors are read and written as they lie.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from tilekit.kernels._host import (
     check,
     check_choice,
     compute_dtype,
-    flat,
-    flat_tile,
+    joined,
     out_or_new,
     same_shape,
     shaped,
@@ -115,7 +115,8 @@ def gelu(x: Operand, *, approximate: str = "none", out: Tensor | None = None) ->
     Args:
         x: a tensor of float16, bfloat16, float32 or float64; or an op that produces one.
         approximate: `"none"`, with erf; or `"tanh"`.
-        out: where the result goes, a contiguous tensor of the same shape and dtype, `x` itself for one; by default a new one.
+        out: where the result goes, a tensor of the same shape and dtype, contiguous or with gaps between rows, `x` itself for
+            one; by default a new one.
 
     Returns:
         An op whose result is a tensor of the shape and dtype of `x`.
@@ -125,7 +126,7 @@ def gelu(x: Operand, *, approximate: str = "none", out: Tensor | None = None) ->
     """
     check("gelu", x=x)
     tanh = _form("gelu", approximate)
-    return _elementwise("gelu", out, x, lambda y: _gelu(y, flat(x), tanh, compute_dtype(x.dtype)))
+    return _elementwise("gelu", out, (x,), lambda y, x: _gelu(y, x, tanh, compute_dtype(x.dtype)))
 
 
 @takes_ops
@@ -144,14 +145,14 @@ def gelu_backward(grad: Operand, x: Operand, *, approximate: str = "none", out: 
     same_shape("gelu_backward", x=x, grad=grad)
     tanh = _form("gelu_backward", approximate)
     dtype = compute_dtype(x.dtype)
-    return _elementwise("gelu_backward", out, x, lambda dx: _gelu_backward(dx, flat(grad), flat(x), tanh, dtype))
+    return _elementwise("gelu_backward", out, (x, grad), lambda dx, x, grad: _gelu_backward(dx, grad, x, tanh, dtype))
 
 
 @takes_ops
 def silu(x: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     """silu of each element; arguments, result and errors as for `gelu`."""
     check("silu", x=x)
-    return _elementwise("silu", out, x, lambda y: _silu(y, flat(x), compute_dtype(x.dtype)))
+    return _elementwise("silu", out, (x,), lambda y, x: _silu(y, x, compute_dtype(x.dtype)))
 
 
 @takes_ops
@@ -160,7 +161,7 @@ def silu_backward(grad: Operand, x: Operand, *, out: Tensor | None = None) -> De
     check("silu_backward", grad=grad, x=x)
     same_shape("silu_backward", x=x, grad=grad)
     dtype = compute_dtype(x.dtype)
-    return _elementwise("silu_backward", out, x, lambda dx: _silu_backward(dx, flat(grad), flat(x), dtype))
+    return _elementwise("silu_backward", out, (x, grad), lambda dx, x, grad: _silu_backward(dx, grad, x, dtype))
 
 
 @takes_ops
@@ -168,7 +169,8 @@ def swiglu(gate: Operand, up: Operand, *, out: Tensor | None = None) -> DeviceOp
     """`silu(gate) * up` for each element of two tensors of one shape and dtype; otherwise as `gelu`."""
     check("swiglu", gate=gate, up=up)
     same_shape("swiglu", gate=gate, up=up)
-    return _elementwise("swiglu", out, gate, lambda y: _swiglu(y, flat(gate), flat(up), compute_dtype(gate.dtype)))
+    dtype = compute_dtype(gate.dtype)
+    return _elementwise("swiglu", out, (gate, up), lambda y, gate, up: _swiglu(y, gate, up, dtype))
 
 
 @takes_ops
@@ -184,12 +186,11 @@ def swiglu_backward(grad: Operand, gate: Operand, up: Operand) -> DeviceOp[tuple
     """
     check("swiglu_backward", grad=grad, gate=gate, up=up)
     same_shape("swiglu_backward", gate=gate, up=up, grad=grad)
-    tile, like = flat_tile(gate), Spec((gate.size,), gate.dtype)
+    tile, like, operands = joined(Spec(gate.shape, gate.dtype), grad, gate, up)
 
     def steps(new):
         dgate, dup = new(like), new(like)
-        cuts = dgate.partition(tile), dup.partition(tile)
-        yield _swiglu_backward(*cuts, flat(grad), flat(gate), flat(up), compute_dtype(gate.dtype))
+        yield _swiglu_backward(dgate.partition(tile), dup.partition(tile), *operands, compute_dtype(gate.dtype))
         return shaped(dgate, gate.shape), shaped(dup, gate.shape)
 
     return Launches(gate, steps)
@@ -200,13 +201,15 @@ def _form(name, approximate):
     return approximate == "tanh"
 
 
-def _elementwise(name, out, x, launch):
-    """The op whose result is `out`, or new and like `x`: what `launch` writes to a partition of its elements in one dimension."""
-    destination, tile = shaped(out_or_new(name, out, x), (x.size,)), flat_tile(x)
+def _elementwise(name, out, operands, launch):
+    """The op whose result is `out`, or new and like the first operand: what `launch` writes to a partition of the result, given
+    views of the operands."""
+    x = operands[0]
+    tile, destination, views = joined(out_or_new(name, out, x), *operands)
 
     def steps(new):
         y = new(destination)
-        yield launch(y.partition(tile))
+        yield launch(y.partition(tile), *views)
         return shaped(y, x.shape) if out is None else out
 
     return Launches(x, steps, x)

@@ -4,7 +4,8 @@ The forward pass is a copy. Of long rows a block reads an index, and then a part
 those that are no whole number of 16 bytes, are written one behind the other, each block a piece of the whole; their elements are
 looked up one by one, as the widest integers that a row is a whole number of. In the backward pass several rows may go to one
 place, so they are added by atomic operations, in float32; the order in which they meet, and with it the last bits of the result,
-differs from run to run on a GPU.
+differs from run to run on a GPU. Of a 16-bit table that is larger than what is added, float32 sums for all of its rows would be
+most of the work: there are as many rows of sums as indices, and the first index of each row of the table takes one of them.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from tilekit.kernels._host import (
     a_tensor,
     check,
     compute_dtype,
+    flat_tile,
     index_dtype,
     integers,
     on_cpu,
     out_or_new,
     power,
+    rows_tile,
     shaped,
     takes_ops,
 )
@@ -34,6 +37,7 @@ __all__ = ["embedding", "embedding_backward"]
 
 _LONG = 512  # bytes of a row that is worth a block of its own
 _BY_ELEMENTS = 8192  # bytes of a block's piece where elements are looked up one by one
+_ALIGNED = 4  # float32 elements: where rows of sums begin
 _WORDS = (tk.int64, tk.int32, tk.int16, tk.int8)
 
 
@@ -58,6 +62,39 @@ def _embedding_backward(total: tk.InOut, dy: tk.In, ids: tk.In, rows: tk.Const, 
     at, column = tk.load(ids, i, rows)[:, None], (tk.arange(columns, dtype=index) + j * columns)[None, :]
     mask = (column < dy.shape[1]) & ((tk.arange(rows, dtype=index) + i * rows)[:, None] < dy.shape[0])
     tk.atomic_add(total, (at, column), tk.load(dy, (i, j), (rows, columns)).astype(total.dtype), mask=mask)
+
+
+@tk.kernel
+def _add_to_owners(owners: tk.InOut, sums: tk.InOut, dy: tk.In, ids: tk.In, rows: tk.Const, columns: tk.Const, index: tk.Const):
+    """`owners` has one more than the row of `sums` that a row of the table has got, 0 if it has none."""
+    i, j = tk.bid(0), tk.bid(1)
+    place, column = tk.arange(rows, dtype=index) + i * rows, (tk.arange(columns, dtype=index) + j * columns)[None, :]
+    mine = (place + 1).astype(owners.dtype)
+    owner = tk.atomic_cas(owners, tk.load(ids, i, rows), 0, mine, mask=place < dy.shape[0])
+    at = tk.where(owner == 0, mine, owner) - 1
+    mask = (column < dy.shape[1]) & (place < dy.shape[0])[:, None]
+    tk.atomic_add(sums, (at[:, None], column), tk.load(dy, (i, j), (rows, columns)).astype(sums.dtype), mask=mask)
+
+
+@tk.kernel
+def _sums_of_owners(y: tk.Out, sums: tk.In, owners: tk.In, index: tk.Const):
+    rows, columns = y.tile_shape
+    owner = tk.load(owners, tk.bid(0), rows)
+    if tk.max(owner).item() == 0:
+        y.store(tk.zeros((rows, columns), y.dtype))
+    else:
+        column = (tk.arange(columns, dtype=index) + tk.bid(1) * columns)[None, :]
+        mask = (owner > 0)[:, None] & (column < y.shape[1])
+        y.store(tk.gather(sums, ((owner - 1)[:, None], column), mask=mask).astype(y.dtype))
+
+
+@tk.kernel
+def _sums_by_elements(y: tk.Out, sums: tk.In, owners: tk.In, width: tk.Const, index: tk.Const):
+    (tile,) = y.tile_shape
+    at = tk.arange(tile, dtype=index) + tk.bid(0) * tile
+    row = at // width
+    owner = tk.gather(owners, row, mask=row < owners.shape[0])
+    y.store(tk.gather(sums, (owner - 1, at % width), mask=owner > 0).astype(y.dtype))
 
 
 @takes_ops
@@ -127,13 +164,29 @@ def embedding_backward(grad: Operand, ids: Operand, rows: int) -> DeviceOp[Tenso
     flat, at = grad.reshape(count, width), ids.reshape(count)
     dtype = compute_dtype(grad.dtype)
 
+    index, grid, result = index_dtype(count, width), (-(-count // high), -(-width // columns), 1), Spec((rows, width), grad.dtype)
+
     def steps(new):
         total = yield api.zeros((rows, width), dtype)
-        launch = _embedding_backward(total.scattered(), flat, at, high, columns, index_dtype(count, width))
-        yield launch.grid((-(-count // high), -(-width // columns), 1))
+        yield _embedding_backward(total.scattered(), flat, at, high, columns, index).grid(grid)
         return total if dtype == grad.dtype else (yield tk.value(total).astype(grad.dtype))
 
-    return Launches(grad, steps, Spec((rows, width), grad.dtype))
+    def steps_of_few(new):
+        begin = -(-rows // _ALIGNED) * _ALIGNED  # one tensor, for one launch sets it to zero
+        zeros = yield api.zeros(begin + count * width, dtype)
+        owners, sums = zeros[:rows].reinterpret(tk.int32), zeros[begin:].reshape(count, width)
+        yield _add_to_owners(owners.scattered(), sums.scattered(), flat, at, high, columns, index).grid(grid)
+        y = new(result)
+        if width * grad.itemsize % 16:
+            elements, tile = y.reshape(-1), _BY_ELEMENTS // grad.itemsize
+            yield _sums_by_elements(elements.partition(tile), sums, owners, width, index_dtype(elements.size))
+        else:
+            yield _sums_of_owners(y.partition(rows_tile(y.shape, flat_tile(y))), sums, owners, index)
+        return y
+
+    # By the bytes that are moved: the sums of all rows are cleared, read and converted; those of few are cleared, added to, read.
+    few = dtype != grad.dtype and 0 < count < 0.8 * rows and width
+    return Launches(grad, steps_of_few if few else steps, result)
 
 
 def _word(table: Tensor, destination: Any) -> Any:

@@ -27,6 +27,7 @@ from tilekit.ops import DeviceOp, Spec, zip_ops
 
 __all__ = [
     "Destination",
+    "Joined",
     "Launches",
     "Measured",
     "New",
@@ -42,6 +43,7 @@ __all__ = [
     "has_warpgroups",
     "index_dtype",
     "integers",
+    "joined",
     "multiprocessors",
     "of_parts",
     "on_cpu",
@@ -50,6 +52,7 @@ __all__ = [
     "result",
     "row_tile",
     "rows_of",
+    "rows_tile",
     "same_shape",
     "shaped",
     "takes_ops",
@@ -70,6 +73,7 @@ _FEW, _BUSY = 2, 4
 _CPU_ELEMENTS = 1 << 15
 _MULTIPROCESSORS = 132  # of an H200, where there is no GPU
 _FLAT_BYTES = 4096
+_MOST_DIMS = 3  # of views that a kernel takes for each element by itself
 
 _FLOATS = frozenset((dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64))
 _INTEGERS = frozenset((dtypes.int32, dtypes.int64))
@@ -453,3 +457,49 @@ def of_parts(new: New, count: int, parts: int, dtype: Any) -> Tensor:
 def flat_tile(x: Tensor) -> int:
     """How many elements a block gets, where each is calculated by itself: 32 bytes for each of 128 threads."""
     return min(_CPU_ELEMENTS if on_cpu(x) else _FLAT_BYTES // x.itemsize, power(x.size))
+
+
+class Joined(NamedTuple):
+    """Tensors of one shape for a kernel that takes each element by itself: views in the fewest dimensions, which all have.
+
+    Attributes:
+        tile: the extents of a block's tile.
+        result: where the result goes.
+        operands: views of the others, or ops that copy them.
+    """
+
+    tile: tuple[int, ...]
+    result: Destination
+    operands: list[Any]
+
+
+def joined(result: Destination, *operands: Tensor) -> Joined:
+    """The tensors in one dimension if none has gaps. If some have, which lie in rows, they are read and written as they lie; of
+    others there are copies.
+
+    Raises:
+        ValueError: the result has no such view.
+    """
+    target = Tensor(None, result.shape, result.dtype) if type(result) is Spec else result
+    tensors, shape, tile = (target, *operands), (target.size,), (flat_tile(operands[0]),)
+    if not all(x.is_contiguous for x in tensors):
+        dims, offsets = copying.fewest_dims(tensors)
+        if len(dims) <= _MOST_DIMS and all(stride == 1 for stride in dims[-1][1]):
+            shape = tuple(extent for extent, _ in dims)
+            views = [
+                Tensor(x.storage, shape, x.dtype, tuple(strides[k] for _, strides in dims), offsets[k])
+                for k, x in enumerate(tensors)
+            ]
+            return Joined(rows_tile(shape, tile[0]), Spec(shape, result.dtype) if type(result) is Spec else views[0], views[1:])
+    return Joined(tile, shaped(result, shape), [flat(x) for x in operands])
+
+
+def rows_tile(shape: tuple[int, ...], elements: int) -> tuple[int, ...]:
+    """The extents of a tile of about so many elements: as much of a row as leaves little of the last tile empty, several rows."""
+    widths = [1 << bit for bit in range(6, elements.bit_length()) if 1 << bit <= power(shape[-1])] or [power(shape[-1])]
+    covered = [-(-shape[-1] // width) * width for width in widths]
+    tile = [max(width for width, many in zip(widths, covered, strict=True) if 8 * many <= 9 * min(covered))]
+    for extent in reversed(shape[:-1]):
+        elements //= tile[0]
+        tile.insert(0, min(elements, power(extent)))
+    return tuple(tile)

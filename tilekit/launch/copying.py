@@ -23,7 +23,7 @@ from tilekit.launch import kernel
 from tilekit.ops import DeviceOp, Spec, value
 from tilekit.ops.execution import Done, Steps
 
-__all__ = ["as_real", "as_scalar", "convert", "copy_elements", "copy_into", "fill", "shown"]
+__all__ = ["as_real", "as_scalar", "convert", "copy_elements", "copy_into", "fewest_dims", "fill", "shown"]
 
 # How many elements a tile has: 8 for each of 128 threads.
 _TILE = 1024
@@ -241,7 +241,7 @@ class _Plain(Tensor):
 _Dim = tuple[int, list[int]]
 
 
-def _dims(tensors: Sequence[Tensor]) -> tuple[list[_Dim], list[int]]:
+def fewest_dims(tensors: Sequence[Tensor]) -> tuple[list[_Dim], list[int]]:
     """The fewest dimensions that views of one shape have, in the order of the first one's memory, and the views' offsets."""
     offsets = [tensor.offset for tensor in tensors]
     dims: list[_Dim] = []
@@ -265,7 +265,7 @@ def _dims(tensors: Sequence[Tensor]) -> tuple[list[_Dim], list[int]]:
 def _check_rank(*tensors: Tensor) -> None:
     """Raises ValueError if more dimensions are left than kernels take."""
     shape = tensors[0].shape
-    if len(shape) > _MAX_RANK and tensors[0].size and len(_dims(tensors)[0]) > _MAX_RANK:
+    if len(shape) > _MAX_RANK and tensors[0].size and len(fewest_dims(tensors)[0]) > _MAX_RANK:
         raise ValueError(
             f"the elements of a view of shape {shape} and strides {tensors[-1].strides} lie in more than {_MAX_RANK} dimensions "
             "that cannot be joined; take a part at a time"
@@ -274,7 +274,7 @@ def _check_rank(*tensors: Tensor) -> None:
 
 def _joined(*tensors: Tensor) -> tuple[tuple[int, ...], list[Tensor]]:
     """The tiles to cut the first view, the target, into; and views of the same elements, in the fewest dimensions."""
-    dims, offsets = _dims(tensors)
+    dims, offsets = fewest_dims(tensors)
     small = tensors[0].size <= _SMALL
     if small:
         tile = _SMALL_TILES[len(dims)]

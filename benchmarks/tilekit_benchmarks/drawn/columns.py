@@ -14,7 +14,7 @@ __all__ = ["FAMILY"]
 
 _KERNELS = {"sum": _tilekit_columns.sums, "max": _tilekit_columns.maxima}
 _LAYOUTS = {CONTIGUOUS: 0.7, "rows with gaps": 0.3}
-_ROWS, _COLUMNS = 32, 128  # of a tile
+_COLUMNS, _ELEMENTS = 128, 4096  # of a tile: no more columns than the matrix has, as a power of two
 _BLOCKS = 512  # keep a GPU busy: where there are few columns, the rows are dealt out to several
 
 
@@ -31,19 +31,21 @@ def _parts_of(extent: int, size: int) -> int:
 
 def _own(kernel: tk.Kernel, x: Any, t: Operands) -> Callable[[], tk.DeviceOp[Any]]:
     m, n = x.shape
-    tiles = _parts_of(m, _ROWS)
-    share = _parts_of(tiles, max(1, min(tiles, _BLOCKS // _parts_of(n, _COLUMNS))))
+    columns = min(_COLUMNS, 1 << (n - 1).bit_length())
+    rows = _ELEMENTS // columns
+    tiles = _parts_of(m, rows)
+    share = _parts_of(tiles, max(1, min(tiles, _BLOCKS // _parts_of(n, columns))))
     parts = _parts_of(tiles, share)
     y, partial = t.empty(1, n), t.empty(parts, n, dtype="float32")
 
     def reduced(into: Any, of: Any, tiles: int, share: int) -> Any:
-        return kernel(into, of, tiles, share, _ROWS).tile((1, _COLUMNS)).out()
+        return kernel(into, of, tiles, share, rows).tile((1, columns)).out()
 
     def op() -> tk.DeviceOp[Any]:
         if parts == 1:
             one: tk.DeviceOp[Any] = reduced(y, x, tiles, tiles)
             return one
-        few = _parts_of(parts, _ROWS)
+        few = _parts_of(parts, rows)
         both: tk.DeviceOp[Any] = tk.zip(reduced(partial, x, tiles, share), reduced(y, partial, few, few)).last()
         return both
 

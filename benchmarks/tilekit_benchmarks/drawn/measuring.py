@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tilekit as tk
-from tilekit import memory
+from tilekit import api, memory
 from tilekit._environment import version_of
 from tilekit._runtime.stream import Stream
 from tilekit.launch import KernelLaunch
@@ -374,11 +374,21 @@ def _explained(bench: Bench, family: str, seed: int, result: CaseResult) -> Case
 def _launches(op: tk.DeviceOp[Any]) -> Iterator[KernelLaunch]:
     """All launches of an op, in their order."""
     op.consumed()
+    for part in op.parts():
+        yield from _launches(part)
     if isinstance(op, KernelLaunch):
-        yield op
-    else:
-        for part in op.parts():
-            yield from _launches(part)
+        yield _with_tensors(op)
+
+
+def _with_tensors(launch: KernelLaunch) -> KernelLaunch:
+    """The launch, with tensors that have no memory in the place of ops that compute its arguments, as copies of views are."""
+    specs = [argument.spec if isinstance(argument, tk.DeviceOp) else None for argument in launch.arguments]
+    if not any(specs):
+        return launch
+    pairs = zip(specs, launch.arguments)
+    alike = launch.kernel(*(argument if spec is None else api.meta(spec.shape, spec.dtype) for spec, argument in pairs))
+    alike._options = launch._options
+    return alike
 
 
 def _remarks(launch: KernelLaunch, bench: Bench) -> Iterator[str]:
@@ -386,7 +396,8 @@ def _remarks(launch: KernelLaunch, bench: Bench) -> Iterator[str]:
     if not bench.cuda:
         yield str(launch.explain("cpu")).partition("\n")[0]
         return
-    explained = launch.explain()
+    # Of what is new when the op runs, a launch that is tried out knows no device.
+    explained = launch.explain(bench.stream.device.target)
     yield from str(explained).splitlines()[:2]
     if explained.serialised:
         yield f"ptxas runs products one after the other: {explained.serialised}"

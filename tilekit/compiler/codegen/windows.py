@@ -260,6 +260,22 @@ def check_fill(what: str, tensor: TensorType, value: types.Type) -> None:
         refuse(what, problem)
 
 
+def fill_of(builder: ir.IRBuilder, tensor: TensorType, ty: types.Type, value: ir.Value) -> Padding:
+    """The padding that a scalar is. A constant that elements can be is written ahead of the load; of all else each thread
+    chooses behind it, which keeps loads that come later from being in flight with it.
+    """
+    number = known(ty)
+    if number is ABSENT and isinstance(value, ir.Constant) and dtypes.is_float(tensor.dtype):
+        number = value.constant
+    if isinstance(number, (int, float)):
+        scalar = np.asarray(number)
+        with np.errstate(all="ignore"):
+            exact = np.array_equal(scalar.astype(tensor.dtype).astype(scalar.dtype), scalar, equal_nan=True)
+        if exact:
+            return Padding(number=number)
+    return Padding(value=convert(builder, value, scalar_dtype(ty), tensor.dtype))
+
+
 def check_eviction(what: str, policy: types.Type) -> str:
     """The eviction policy that an argument names."""
     return in_rule(what, windows.check_eviction, constant_of(policy, what, "eviction_policy"))  # type: ignore[no-any-return]
@@ -363,9 +379,7 @@ def load_window(
         order_access(builder, tensor, lies=None if roams else lies)
         access = open_access(builder, tensor, value, index, lies, proven=proven, writing=False, what=what, steps=cut.steps)
         chosen = mask_elements(builder, mask_type, mask, tile) if masked else None
-        pad = padding
-        if pad is None:
-            pad = Padding(value=convert(builder, fill, scalar_dtype(value_type), tensor.dtype))
+        pad = fill_of(builder, tensor, value_type, fill) if padding is None else padding
         loaded = read(builder, access, tensor.dtype, pad, chosen, eviction=eviction)
         return pack(builder, in_layout(builder, tile, loaded, wanted.layout))
 

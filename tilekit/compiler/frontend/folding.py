@@ -31,7 +31,7 @@ COMPARE: dict[type, Callable[[Any, Any], Any]] = {
     ast.NotIn: lambda x, among: x not in among,
 }  # fmt: skip
 FOLDABLE_CALLS: dict[Callable[..., Any], Callable[..., Any]] = {
-    f: f for f in (min, max, abs, len, sum, round, int, bool, divmod, pow, ord, math.prod, math.gcd)
+    f: f for f in (min, max, abs, len, sum, round, int, float, bool, divmod, pow, ord, math.prod, math.gcd)
 }
 """Functions whose calls with constants are constants, and what evaluates them."""
 

@@ -29,6 +29,7 @@ from tilekit.compiler.codegen.windows import (
     check_fill,
     check_mask,
     check_value,
+    fill_of,
     mask_elements,
     order_access,
     the_tensor,
@@ -238,9 +239,7 @@ def gather(
     def emit(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, mask_: ir.Value, fill: ir.Value, _: Any) -> ir.Value:
         order_access(builder, tensor)
         access = points.open(builder, array, index_parts(builder, indices, at), mask_, writing=False)
-        padding = Padding(number=default or 0)
-        if default is None:
-            padding = Padding(value=convert(builder, fill, scalar_dtype(padding_value), tensor.dtype))
+        padding = fill_of(builder, tensor, padding_value, fill) if default is None else Padding(number=default or 0)
         return pack(builder, read(builder, access, tensor.dtype, padding, eviction=eviction))
 
     return points.tile, emit
