@@ -16,6 +16,7 @@ from tilekit_benchmarks import Drawn, Options, drawn, report
 from tilekit_benchmarks.drawn import measuring
 from tilekit_benchmarks.drawn.distribution import LIMITS, SIZES, Draw
 from tilekit_benchmarks.drawn.families import FAMILIES, drawn_case
+from tilekit_benchmarks.drawn.problem import Operands, error_of
 from tilekit_benchmarks.drawn.record import CaseResult, geometric_mean, join, load, worst
 
 GPU, CPU = LIMITS["cuda"], LIMITS["cpu"]
@@ -179,6 +180,31 @@ def test_a_wrong_result_of_tilekits_is_a_ratio_of_0(changed):
     assert (result.ratio, result.own_us) == (0.0, None)
     assert result.failure.cause == "wrong"
     assert result.error > 0
+
+
+def test_rows_are_measured_by_their_own_size():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    right = torch.full((100, 8), 0.01, dtype=torch.float64)
+    right[0] = 1.0
+    right[0, 0] = 0.0
+    for row, by_rows, size in ((0, False, 0.1), (0, True, 1.0), (5, False, 0.1), (5, True, 0.1)):
+        result = right.clone()
+        result[row, 0] += 1e-3
+        found = error_of(torch, [result], [right], by_rows)
+        assert found == pytest.approx(1e-3 / (float(right[row, 0]) + size), rel=0.1), (row, by_rows)
+
+
+@pytest.mark.parametrize("seed", [3, 5])
+def test_gradients_are_those_of_the_rounded_result(seed):
+    """Of a long sequence with a causal mask: the first rows are large, and sensitive to the rounding of the result."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    case = replace(
+        drawn_case("gradients", 1, 0, CPU),
+        dtype="float16", shape=(1, 1, 1500, 64), options={"keys": 1500, "key_heads": 1, "causal": True},
+    )  # fmt: skip
+    problem = FAMILIES["gradients"].problem(case, Operands(torch, torch.device("cpu"), seed, case))
+    results = problem.part(tuple(map(torch.from_dlpack, problem.own().sync())))
+    assert error_of(torch, results, problem.reference(), problem.by_rows) < problem.tolerance / 4
 
 
 @pytest.mark.parametrize("value", [math.nan, 1.5])

@@ -280,7 +280,7 @@ class _Taken:
         # The part that is compared may leave out what nobody wrote.
         if any(x.dtype.is_floating_point and bool(torch.isnan(x).any()) for x in results):
             return math.nan
-        return error_of(torch, problem.part(results), self.right)
+        return error_of(torch, problem.part(results), self.right, problem.by_rows)
 
     def _ready(
         self, launches: Sequence[tuple[str, Callable[[], Any]]], own: bool

@@ -29,6 +29,7 @@ class Problem:
         peers: what each peer calls, by name: "torch" for PyTorch's eager function, which torch.compile compiles, too.
         reference: gives what must come out, in float64; several tensors where the op has several results.
         part: what of the results the reference gives, of all of them.
+        by_rows: whether rows along the last axis are measured by their own size where that is above the average, see `error_of`.
         tolerance: how far off tilekit's results may be, see `error_of`.
         peers_tolerance: how far off peers', which round in between, may be; None for four times as far.
         triton: a kernel of `_triton_kernels.VARIANTS` or `_triton_attention.VARIANTS`, its tensors by name, and that which it
@@ -41,6 +42,7 @@ class Problem:
     tolerance: float
     peers_tolerance: float | None = None
     part: Callable[[tuple[Any, ...]], tuple[Any, ...]] = field(default=lambda results: results)
+    by_rows: bool = False
     triton: tuple[str, Mapping[str, Any], Any] | None = None
 
 
@@ -113,8 +115,11 @@ def tolerance_of(dtype: str) -> float:
     return _TOLERANCES[dtype]
 
 
-def error_of(torch: Any, results: Sequence[Any], right: Sequence[Any]) -> float:
+def error_of(torch: Any, results: Sequence[Any], right: Sequence[Any], by_rows: bool = False) -> float:
     """How far off results are: the largest difference of any element, divided by that element and the root mean square of all.
+
+    If `by_rows`, it is the root mean square of the row along the last axis where that is larger. So are results measured whose
+    rows are sums of unlike size, each of terms that were rounded: what is lost is a part of the row's terms, not of all rows'.
 
     Infinite where a result has another shape, NaN where one has an element that is none. Of integers, the largest difference.
     """
@@ -131,8 +136,9 @@ def error_of(torch: Any, results: Sequence[Any], right: Sequence[Any]) -> float:
         rows = max(1, _CHUNK * (wanted.shape[0] if wanted.ndim else 1) // wanted.numel())
         pairs = zip(result.split(rows), wanted.split(rows)) if wanted.ndim else [(result, wanted)]
         for x, r in pairs:
+            size = r.square().mean(-1, keepdim=True).sqrt().clamp(min=scale) if floats and by_rows else scale
             off = ((x.to(r.dtype) - r).abs() - least).clamp(min=0.0)
-            part = float((off / (r.abs() + scale).clamp(min=1e-300) if floats else off).max())
+            part = float((off / (r.abs() + size).clamp(min=1e-300) if floats else off).max())
             worst = part if not part <= worst else worst  # a NaN stays
             if math.isnan(worst):
                 return worst

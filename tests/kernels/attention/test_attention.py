@@ -13,7 +13,7 @@ from warpgroup_code import products
 import tilekit as tk
 from tilekit import api, kernels
 from tilekit.kernels._attention import backward, forward
-from tilekit.kernels._attention.mask import masks_of
+from tilekit.kernels._attention.mask import Masks, masks_of
 
 f = api.from_host
 BF16 = ml_dtypes.bfloat16
@@ -262,25 +262,109 @@ def test_gradients_with_products_under_way(cpu, monkeypatch, q_shape, k_shape, o
         assert np.abs(found.to_host().sync() - wanted).max() <= 4e-6 * max(np.abs(wanted).max(), 1.0)
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("shares", "cuts"), [(1, 3), (2, 1), (2, 2)])
+@pytest.mark.parametrize(("q_shape", "k_shape", "options"), [*BACKWARD[1:7], ((1, 6, 130, 64), (1, 2, 200, 64), {})], ids=str)
+def test_gradients_of_tiles_that_blocks_share(cpu, monkeypatch, q_shape, k_shape, options, shares, cuts, deterministic):
+    """Some have no turns, or none but those that the mask cuts. Of groups of three heads the second block has one."""
+    tiles = backward._Tile(64, 32, 2, 1), backward._Tile(32, 64, 2, 1)
+    tiling = backward._Tiling(max(64, q_shape[3] + 63 & -64), *tiles)
+    monkeypatch.setattr(backward, "tiling_of", lambda *_, **__: tiling)
+
+    def split_of(turns, heads, group, count):
+        each = min(group, shares)
+        return backward._Split(-(-group // each), cuts, -(-max(turns) // cuts), each * cuts)
+
+    monkeypatch.setattr(backward, "split_of", split_of)
+    q, k, v = operands(q_shape, k_shape, np.float32)
+    g = operands(q_shape, k_shape, np.float32, seed=1)[0]
+    y, lse = kernels.attention(f(q), f(k), f(v), return_lse=True, **options).sync()
+    made = kernels.attention_backward(f(g), f(q), f(k), f(v), y, lse, deterministic=deterministic, **options).sync()
+    for found, wanted in zip(made, gradients(g, q, k, v, **options), strict=True):
+        assert np.abs(found.to_host().sync() - wanted).max() <= 4e-6 * max(np.abs(wanted).max(), 1.0)
+
+
+@pytest.mark.parametrize("masks", [Masks(0, 0, False, False), Masks(0, 0, False, True), Masks(40, 0, True, True)], ids=str)
+@pytest.mark.parametrize(("rows", "columns"), [(300, 300), (77, 300), (300, 77), (1, 500), (129, 64)])
+def test_the_turns_of_tiles(rows, columns, masks):
+    """As many tiles of columns as there are with an element that the mask leaves, and those between them."""
+    tile = backward._Tile(64, 32, 2, 8)
+    place, column = np.arange(rows)[:, None] + columns - rows, np.arange(columns)[None, :]
+    seen = (column <= place + masks.right) | (not masks.above)
+    seen &= (column >= place - masks.left) | (not masks.below)
+    wanted = []
+    for first in range(0, rows, tile.rows):
+        some = np.flatnonzero(seen[first : first + tile.rows].any(0)) // tile.columns
+        wanted.append(int(some.max() - some.min() + 1) if some.size else 0)
+    found = backward._turns(tile, rows, columns, *masks)
+    # The last row of the last tile may be one that does not exist.
+    assert len(found) == len(wanted)
+    assert all(w <= n <= w + 1 + tile.rows // tile.columns for n, w in zip(found, wanted, strict=True))
+    assert found[:-1] == tuple(wanted[:-1])
+
+
+def test_blocks_share_tiles_where_that_is_sooner_done():
+    """Few tiles that take long: as many blocks as there are multiprocessors, or nearly. Else nothing changes."""
+    for turns, heads, group, count in (
+        ((64,) * 64, 32, 1, 132), (tuple(range(128, 0, -2)), 32, 1, 132), ((32,) * 32, 64, 1, 132), ((18,) * 9, 16, 1, 132),
+        ((1,) * 10, 4, 1, 132), ((2,), 1, 1, 132), ((0, 0), 4, 1, 132),
+    ):  # fmt: skip
+        assert backward.split_of(turns, heads, group, count).parts == 1
+    for turns, heads, group, most in (
+        ((21,) * 11, 4, 8, 0.4), ((5, 3, 1), 6, 8, 0.3), ((8,) * 4, 6, 1, 0.7), ((64,) * 32, 1, 1, 0.35), ((300,), 4, 1, 0.1),
+        ((1,), 8, 8, 0.6),
+    ):  # fmt: skip
+        split = backward.split_of(turns, heads, group, 132)
+        assert split.parts == -(-group // split.share) * split.cuts <= 32
+        assert split.cuts * split.turns >= max(turns) > (split.cuts - 1) * split.turns
+        blocks = len(turns) * heads * split.parts
+        assert -(-blocks // 132) * (2 + split.share * split.turns) <= most * (2 + group * max(turns))
+
+
+def test_the_kernels_of_tiles_that_blocks_share():
+    """Grouped heads of short sequences: the parts are written as floats and added up 16 bytes at a time, beside the sums."""
+    q, k, lse = (api.meta(s, t) for s, t in (((2, 16, 1316, 64), BF16), ((2, 2, 1316, 64), BF16), ((2, 16, 1316), np.float32)))
+    for deterministic, names in (
+        (False, ["_of_rows", "_backward_dkv", "_of_sums"]),
+        (True, ["_of_rows", "_backward_dkv", "_backward_dq", "_of_parts"]),
+    ):
+        op = kernels.attention_backward(q, q, k, k, q, lse, deterministic=deterministic)
+        op.consumed()
+        launches = op.parts()
+        assert [p.kernel.name for p in launches] == names
+        dkv, last = (p.compile(target="sm_90a") for p in (launches[1], launches[-1]))
+        assert dkv.local_bytes == last.local_bytes == 0
+        loads = re.findall(r"\bLDG\.E\S*", last.sass)
+        assert loads and all(".128" in load for load in loads)
+
+
+@pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize("which", ["backward_dkv", "adds", "backward_dq"])
-def test_products_of_gradients_stay_under_way(which, size, causal):
-    """Exponentials are taken while `g @ v.T` is computed; no product waits for one before it, and no element changes threads."""
+def test_products_of_gradients_stay_under_way(which, size, causal, split):
+    """Exponentials are taken while `g @ v.T` is computed; no product waits for one before it, and no element changes threads.
+
+    That holds where several blocks share a tile (`split`), too.
+    """
+
+    def of_result(x):
+        return api.meta((4, 2, *x.shape[2:]), tk.float32) if split else x
+
     shape = (1, 4, 1024, size)
     q, k, v, g, *results = (api.meta(shape, tk.bfloat16) for _ in range(7))
     sums = [api.meta(shape[:3], tk.float32) for _ in range(2)]
     tiling = backward.tiling_of(size, 1024, 1024, False, True, overlapped=True)
     adds = which == "adds"
     tile, early = tiling.dq if which == "backward_dq" else tiling.dkv, adds and size == 128 and not causal
-    given = (q, k, v, g, *sums, 0.1, 1, 0, 1, False, causal, tile.stages)
+    given, masks = (q, k, v, g, *sums, 0.1, 1, 0, 1), (False, causal, tile.stages)
     if which == "backward_dq":
-        op = backward._backward_dq(results[2].scattered(), *given)
+        op = backward._backward_dq(of_result(results[2]).scattered(), *given, 4, *masks, split)
     else:
         held = size * tile.columns
         added = api.meta((1, 4, 1024 // tile.columns, held), tk.float32) if adds else results[2]
-        outs = (x.scattered() for x in (*results[:2], added))
-        op = backward._backward_dkv(*outs, *given, adds, early, False, True, True).generics(BS=held)
+        outs = (x.scattered() for x in (*map(of_result, results[:2]), added))
+        op = backward._backward_dkv(*outs, *given, 1, 2, 4, *masks, adds, early, False, split, True, True).generics(BS=held)
     op = op.generics(BM=tile.rows, BN=tile.columns, BD=size).num_warps(tile.num_warps).grid(8)
     made = op.compile(target="sm_90a")
     calculating = made.sass.split("USETMAXREG.TRY_ALLOC")[-1]
@@ -338,9 +422,9 @@ def test_the_steps_of_gradients_are_known_before_they_run():
     of_nothing = kernels.attention_backward(q, q, none, none, q, lse)
     op.consumed()
     of_nothing.consumed()
-    assert [str(part) for part in op.parts()] == ["kernel _of_rows", "fill", "kernel _backward_dkv", "kernel _of_sums"]
+    assert [str(part) for part in op.parts()] == ["kernel _of_rows", "kernel _backward_dkv", "kernel _of_sums"]
     assert [str(part) for part in of_nothing.parts()] == ["fill"]
-    assert "fill" in op.graphviz()
+    assert "fill" in of_nothing.graphviz()
 
 
 def test_gradients_of_very_small_sums(device):

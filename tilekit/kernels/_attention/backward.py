@@ -9,6 +9,9 @@ has a block for each tile of keys, which goes over the queries that see them, an
 sum is one block's, taken in a fixed order: the result is the same in every run. The price is that scores and `g @ v.T` are
 computed twice. Where warpgroups multiply (sm_90), unless the result must be the same in every run, or heads have more than 128
 elements (see `_Tiling.wanted`), the first adds up `dq` as well, in an order that chance makes, and nothing is computed twice.
+
+Where there are fewer tiles of keys than multiprocessors, or a few more, several blocks share one: each takes some of the heads of
+queries of a group, or some of their tiles, and writes float32, which a last kernel adds up in a fixed order (see `split_of`).
 """
 
 from __future__ import annotations
@@ -23,13 +26,13 @@ from tilekit.errors import check_flag
 from tilekit.kernels._attention.arguments import check_qkv, scale_of
 from tilekit.kernels._attention.mask import masks_of, seen, within
 from tilekit.kernels._attention.online_softmax import LOG2_E
-from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, power, takes_ops
+from tilekit.kernels._host import Launches, Operand, a_tensor, filled, multiprocessors, on_cpu, power, takes_ops
 from tilekit.kernels._staging import in_stages
 from tilekit.ops import DeviceOp, Spec
 
 __all__ = ["as_held", "attention_backward", "of_held", "of_tiles", "power_of", "tiling_of"]
 
-BM, BN, BD, BS = tk.generics("BM BN BD BS")
+BM, BN, BD, BS, BR, BP = tk.generics("BM BN BD BS BR BP")
 
 
 @tk.function
@@ -39,8 +42,10 @@ def power_of(lse):
 
 
 @tk.kernel
-def _of_rows(delta: tk.Out, sums: tk.Out, grad: tk.In, o: tk.In, lse: tk.In, heads: int):
-    """`-sum(grad * o)` of each query, and the power of two of its exponentials."""
+def _of_rows(
+    delta: tk.Out, sums: tk.Out, dq: tk.Out, grad: tk.In, o: tk.In, lse: tk.In, heads: int, adds: tk.Const
+):  # fmt: skip
+    """`-sum(grad * o)` of each query, and the power of two of its exponentials; zeros for `dq` if a kernel `adds` to it."""
     i, h = tk.bid(0), tk.bid(1)
     b = h // heads
     h = h - b * heads
@@ -49,23 +54,32 @@ def _of_rows(delta: tk.Out, sums: tk.Out, grad: tk.In, o: tk.In, lse: tk.In, hea
     s = tk.load(lse, (b, h, i), (1, 1, BM), padding_mode="-inf")
     tk.store(delta, (b, h, i), -total)
     tk.store(sums, (b, h, i), power_of(s))
+    if adds:
+        tk.store(dq, (b, h, i, 0), tk.zeros((1, 1, 1, BS), tk.float32))
 
 
 @tk.kernel
 def _backward_dq(
     dq: tk.Out, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, scale: float, left: int, right: int,
-    group: int, below: tk.Const, above: tk.Const, stages: tk.Const,
+    group: int, turns: int, below: tk.Const, above: tk.Const, stages: tk.Const, split: tk.Const,
 ):  # fmt: skip
+    """If `split`, a block takes up to so many `turns`. `dq` is then (batch * heads, blocks that share, queries, size)."""
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
     i, h = tk.num_blocks(0) - 1 - tk.bid(0), tk.bid(1)
     b = h // heads
     h = h - b * heads
+    outer, inner = b, h
+    if split:
+        outer, inner = tk.bid(1), tk.bid(2)
     diagonal = i * BM + keys - queries
     first, last = 0, tk.cdiv(keys, BN)
     if below:
         first = max(0, diagonal - left) // BN
     if above:
         last = min(last, tk.cdiv(max(0, diagonal + min(BM, queries - i * BM) + right), BN))
+    if split:
+        first = min(first + inner * turns, last)
+        last = min(first + turns, last)
     factor = scale * LOG2_E
     for tq, tg in tk.pipelined(
         q.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], grad.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], stages=1
@@ -87,37 +101,48 @@ def _backward_dq(
             ds = (p * (dp + less)).astype(k.dtype)
             acc = tk.mma(ds, key.reshape((BN, BD)), acc)
             j += 1
-        tk.store(dq, (b, h, i, 0), (acc * scale).astype(dq.dtype).reshape((1, 1, BM, BD)))
+        tk.store(dq, (outer, inner, i, 0), (acc * scale).astype(dq.dtype).reshape((1, 1, BM, BD)))
 
 
 @tk.kernel
 def _backward_dkv(
     dk: tk.Out, dv: tk.Out, dq: tk.InOut, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, scale: float,
-    left: int, right: int, group: int, below: tk.Const, above: tk.Const, stages: tk.Const, adds: tk.Const, early: tk.Const,
-    ragged: tk.Const, wants_dk: tk.Const, wants_dv: tk.Const,
+    left: int, right: int, group: int, share: int, cuts: int, turns: int, below: tk.Const, above: tk.Const, stages: tk.Const,
+    adds: tk.Const, early: tk.Const, ragged: tk.Const, split: tk.Const, wants_dk: tk.Const, wants_dv: tk.Const,
 ):  # fmt: skip
     """If it `adds`, `dq` holds `BS` floats, which are `BD * BN`, for each tile of queries: see `_of_sums`.
 
     `early` is for who has the registers: products by keys are computed while threads add those by queries to the sums. `ragged`:
     the last tile of keys has some that do not exist. They are zeros, but their weights may be infinite. `wants_dk`, `wants_dv`:
     which gradients are wanted, see `_Tiling.wanted`.
+
+    If `split`, a block takes up to `share` heads of a group of queries, and one of so many `cuts` of their tiles, each of up to
+    so many `turns`. `dk` and `dv` are then of the shape (batch * key heads, blocks that share, keys, size).
     """
     queries, keys, key_heads = q.shape[2], k.shape[2], k.shape[1]
     j, h = tk.bid(0), tk.bid(1)
     b = h // key_heads
     h = h - b * key_heads
+    outer, inner, low, high = b, h, 0, group
+    if split:
+        outer, inner = tk.bid(1), tk.bid(2)
+        low = inner // cuts * share
+        high = min(group, low + share)
     diagonal = j * BM + queries - keys
     first, last = 0, tk.cdiv(queries, BN)
     if above:
         first = max(0, diagonal - right) // BN
     if below:
         last = min(last, tk.cdiv(max(0, diagonal + BM + left), BN))
+    if split:
+        first = min(first + inner % cuts * turns, last)
+        last = min(first + turns, last)
     factor = scale * LOG2_E
     for tkey, tvalue in tk.pipelined(
         k.tiles((1, 1, BM, BD))[b, h, j : j + 1, 0], v.tiles((1, 1, BM, BD))[b, h, j : j + 1, 0], stages=1
     ):
         dk_acc, dv_acc = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, BD), tk.float32)
-        for which in range(group):
+        for which in range(low, high):
             at = h * group + which
             i = first
             for tq, tg, shift, less in tk.pipelined(
@@ -150,9 +175,9 @@ def _backward_dkv(
                     tk.atomic_add_tile(dq, (b, at, i, 0), as_held(dq_part).reshape((1, 1, 1, BS)))
                 i += 1
         if wants_dk:
-            tk.store(dk, (b, h, j, 0), (dk_acc * scale).astype(dk.dtype).reshape((1, 1, BM, BD)))
+            tk.store(dk, (outer, inner, j, 0), (dk_acc * scale).astype(dk.dtype).reshape((1, 1, BM, BD)))
         if wants_dv:
-            tk.store(dv, (b, h, j, 0), dv_acc.astype(dv.dtype).reshape((1, 1, BM, BD)))
+            tk.store(dv, (outer, inner, j, 0), dv_acc.astype(dv.dtype).reshape((1, 1, BM, BD)))
 
 
 @tk.function
@@ -169,13 +194,46 @@ def of_held(held):
 
 
 @tk.kernel
-def _of_sums(dq: tk.Out, sums: tk.In, heads: int, scale: float):
-    """The gradients by queries from their sums, as `as_held` orders them: a block for each tile of queries."""
+def _of_sums(dq: tk.Out, results: tuple[tk.Out, ...], sums: tk.In, parts: tuple[tk.In, ...], heads: int, scale: float):
+    """The gradients by queries from their sums, as `as_held` orders them: a block for each tile of queries.
+
+    Behind these, in the third dimension of the grid, what `_of_parts` does.
+    """
+    if len(parts) == 0:
+        _dq_of_sums(dq, sums, heads, scale, (1, 1, 1, BS), (1, 1, BN, BD))
+    else:
+        if tk.bid(2) == 0:
+            if tk.bid(0) * BN < dq.shape[2]:
+                _dq_of_sums(dq, sums, heads, scale, (1, 1, 1, BS), (1, 1, BN, BD))
+        else:
+            _added_up(results, parts, tk.bid(2) - 1, (1, BP, BR, BD))
+
+
+@tk.function
+def _dq_of_sums(dq, sums, heads, scale, held: tk.Const, shape: tk.Const):
     i, h = tk.bid(0), tk.bid(1)
     b = h // heads
     h = h - b * heads
-    product = of_held(tk.load(sums, (b, h, i, 0), (1, 1, 1, BS)))
-    tk.store(dq, (b, h, i, 0), (product * scale).astype(dq.dtype).transpose().reshape((1, 1, BN, BD)))
+    product = of_held(tk.load(sums, (b, h, i, 0), held))
+    tk.store(dq, (b, h, i, 0), (product * scale).astype(dq.dtype).transpose().reshape(shape))
+
+
+@tk.kernel
+def _of_parts(results: tuple[tk.Out, ...], parts: tuple[tk.In, ...]):
+    """Results of which several blocks had a part each: a block for each `BR` rows of a head."""
+    _added_up(results, parts, tk.bid(2), (1, BP, BR, BD))
+
+
+@tk.function
+def _added_up(results, parts, which, shape: tk.Const):
+    for at in tk.static_range(len(parts)):
+        result, rows = results[at], shape[2]
+        heads = result.shape[1]
+        i, h = tk.bid(0), tk.bid(1)
+        if which == at and h < result.shape[0] * heads and i * rows < result.shape[2]:
+            total = tk.sum(tk.load(parts[at], (h, 0, i, 0), shape), 1)
+            b = h // heads
+            tk.store(result, (b, h - b * heads, i, 0), total.astype(result.dtype).reshape((1, 1, rows, shape[3])))
 
 
 class _Tile(NamedTuple):
@@ -223,6 +281,67 @@ _LOADED = {
 }
 _CPU_TILE = 128
 
+# What it costs to share tiles, by the time of a turn: a block has begun and ended, the parts of as many blocks as there are
+# multiprocessors are written and added up, another kernel is launched. And by how much sharing must be faster to be done.
+_BEGUN, _ADDED, _LAUNCHED, _FASTER = 2.0, 3.0, 1.0, 0.95
+_MOST_PARTS = 32
+_ADDED_AT_A_TIME = 8192  # floats of a block that adds parts up
+
+
+class _Split(NamedTuple):
+    """How so many blocks share a tile: each takes up to `share` heads of a group, and one of `cuts` of up to so many `turns`."""
+
+    share: int
+    cuts: int
+    turns: int
+    parts: int
+
+
+@functools.lru_cache(maxsize=1024)
+def split_of(turns: tuple[int, ...], heads: int, group: int, count: int) -> _Split:
+    """How blocks share tiles so that as many multiprocessors are done soonest, by a model; if they do not, there is 1 part.
+
+    A multiprocessor has a block at a time.
+
+    Args:
+        turns: those of each of the tiles of a head, for each head of the group.
+        heads: how many heads have such tiles.
+        group: for how many heads each of their tiles takes so many turns.
+        count: of multiprocessors.
+    """
+    longest, every, alike = max(turns), heads * group * sum(turns), min(turns) == max(turns)
+
+    def time(split: _Split) -> float:
+        blocks, most = len(turns) * heads * split.parts, _BEGUN + split.share * split.turns
+        if alike or blocks <= count:
+            needed = -(-blocks // count) * most
+        else:  # some are shorter, and fill up what the longest leave
+            needed = max(most, (_BEGUN * blocks + every) / count + most / 2)
+        return needed if split.parts == 1 else needed + _LAUNCHED + _ADDED * blocks / count
+
+    whole = _Split(group, 1, max(1, longest), 1)
+    best, least = whole, _FASTER * time(whole)
+    # As many blocks as there are multiprocessors, or a few times as many; no more.
+    most = min(_MOST_PARTS, 4 * count // (len(turns) * heads))
+    for shares in {-(-group // -(-group // n)) for n in range(1, min(group, most) + 1)}:
+        for cuts in {-(-longest // -(-longest // n)) for n in range(1, min(longest, most // shares) + 1)}:
+            split = _Split(-(-group // shares), cuts, -(-longest // cuts), shares * cuts)
+            if split.parts > 1 and time(split) < least:
+                best, least = split, time(split)
+    return best
+
+
+@functools.lru_cache(maxsize=1024)
+def _turns(tile: _Tile, rows: int, columns: int, left: int, right: int, below: bool, above: bool) -> tuple[int, ...]:
+    """How many tiles of columns each tile of rows sees, where the last row stands at the last column: see `Masks`."""
+    found = []
+    for at in range(0, rows, tile.rows):
+        diagonal = at + columns - rows
+        first = max(0, diagonal - left) // tile.columns if below else 0
+        last = max(0, min(columns, diagonal + tile.rows + right)) if above else columns
+        found.append(max(0, -(-last // tile.columns) - first))
+    return tuple(found)
+
 
 @functools.lru_cache(maxsize=256)
 def tiling_of(size: int, queries: int, keys: int, cpu: bool, staged: bool, overlapped: bool = False) -> _Tiling:
@@ -256,7 +375,8 @@ def attention_backward(
         scale, causal, window: as they were given to `attention`.
         deterministic: whether the result must be the same in every run. If not, 16-bit floats with heads of up to 128 elements
             are faster on GPUs of compute capability 9.0: the blocks add to the gradient by `q` atomically, in float32, which
-            takes `B * H * LQ * D` floats of memory besides (D and LQ rounded up to a power of two and a multiple of 64).
+            takes `B * H * LQ * D` floats of memory besides (D and LQ rounded up to a power of two and a multiple of 64). Where
+            blocks share tiles, of short sequences and few heads, their parts are floats as well: at most 140 MB on an H200.
 
     Returns:
         An op whose result is three tensors, like `q`, `k` and `v`. Those by `k` and `v` are the same in every run, that by `q` if
@@ -283,7 +403,16 @@ def attention_backward(
     kept = Spec((batch, heads, whole * rows), dtypes.float32)
     group, masked = heads // max(1, key_heads), masks.below or masks.above
     adds = tiling.dkv.stages is not None and len(tiling.wanted) == 1 and not deterministic
-    early = adds and tiling.depth == 128 and not masked
+    early, held = adds and tiling.depth == 128 and not masked, tiling.depth * rows
+
+    def splits() -> tuple[_Split, _Split]:
+        """Of the kernel by queries, and of that by keys."""
+        if tiling.dkv.stages is None:
+            return _Split(1, 1, 1, 1), _Split(group, 1, 1, 1)
+        count, mirrored = multiprocessors(q), (masks.right, masks.left, masks.above, masks.below)
+        by_queries = _turns(tiling.dq, queries, keys, *masks)
+        by_keys = _turns(tiling.dkv, keys, queries, *mirrored)
+        return split_of(by_queries, batch * heads, 1, count), split_of(by_keys, batch * key_heads, group, count)
 
     def steps(new):
         dq, dk, dv = (new(Spec(x.shape, x.dtype)) for x in (q, k, v))
@@ -292,31 +421,49 @@ def attention_backward(
                 if x.size:
                     yield filled(x)
             return dq, dk, dv
+        by_queries, by_keys = splits()
+
+        def written(result, split):
+            """Where its blocks write a result: there, or to a tensor that has their parts."""
+            b, h, *one = result.shape
+            return result if split.parts == 1 else new(Spec((b * h, split.parts, *one), dtypes.float32))
+
         delta, sums = new(kept), new(kept)
-        launch = _of_rows(delta.scattered(), sums.scattered(), grad, out, lse, heads)
-        yield launch.generics(BM=rows, BD=tiling.depth).num_warps(4).grid((whole, batch * heads))
-        arguments = (q, k, v, grad, delta, sums, factor, masks.left, masks.right, group, masks.below, masks.above)
-        held = tiling.depth * rows
-        dq_sums = new(Spec((batch, heads, whole, held), dtypes.float32)) if adds else dq
-        if adds:
-            yield filled(dq_sums)
-        results, tile = tuple(x.scattered() for x in (dk, dv, dq_sums)), tiling.dkv
+        dq_sums = new(Spec((batch, heads, whole, held), dtypes.float32)) if adds else written(dq, by_queries)
+        launch = _of_rows(delta.scattered(), sums.scattered(), dq_sums.scattered(), grad, out, lse, heads, adds)
+        yield launch.generics(BM=rows, BD=tiling.depth, BS=held).num_warps(4).grid((whole, batch * heads))
+        arguments, tile = (q, k, v, grad, delta, sums, factor, masks.left, masks.right, group), tiling.dkv
+        dk_parts, dv_parts = written(dk, by_keys), written(dv, by_keys)
+        split, ragged = by_keys.parts > 1, keys % tile.rows > 0
         for wanted in tiling.wanted:
-            ragged = keys % tile.rows > 0
-            launch = _backward_dkv(*results, *arguments, tile.stages, adds, early, ragged, *wanted).generics(BS=held)
-            yield of_tiles(launch, tiling, tile, -(-keys // tile.rows), batch * key_heads)
-        if adds:
-            launch = _of_sums(dq.scattered(), dq_sums, heads, factor)
-            yield launch.generics(BN=rows, BD=tiling.depth, BS=held).num_warps(4).grid((whole, batch * heads))
-        else:
-            launch = _backward_dq(dq.scattered(), *arguments, tiling.dq.stages)
-            yield of_tiles(launch, tiling, tiling.dq, -(-queries // tiling.dq.rows), batch * heads)
+            launch = _backward_dkv(
+                dk_parts.scattered(), dv_parts.scattered(), dq_sums.scattered(), *arguments, *by_keys[:3], masks.below,
+                masks.above, tile.stages, adds, early, ragged, split, *wanted,
+            )  # fmt: skip
+            yield of_tiles(launch.generics(BS=held), tiling, tile, -(-keys // tile.rows), batch * key_heads, by_keys.parts)
+        of_parts = [(dk, dk_parts, by_keys.parts), (dv, dv_parts, by_keys.parts)] if split else []
+        if not adds:
+            split, tile = by_queries.parts > 1, tiling.dq
+            launch = _backward_dq(dq_sums.scattered(), *arguments, by_queries.turns, masks.below, masks.above, tile.stages, split)
+            yield of_tiles(launch, tiling, tile, -(-queries // tile.rows), batch * heads, by_queries.parts)
+            of_parts += [(dq, dq_sums, by_queries.parts)] if split else []
+        if adds or of_parts:
+            most = max((power(parts) for _, _, parts in of_parts), default=1)
+            each = _ADDED_AT_A_TIME // (tiling.depth * most)
+            results, added = tuple(x.scattered() for x, _, _ in of_parts), tuple(x for _, x, _ in of_parts)
+            tiles = max((-(-x.shape[2] // each) for x, _, _ in of_parts), default=0)
+            if adds:
+                launch = _of_sums(dq.scattered(), results, dq_sums, added, heads, factor).generics(BN=rows, BS=held)
+                grid = max(whole, tiles), batch * heads, 1 + len(of_parts)
+            else:
+                launch, grid = _of_parts(results, added), (tiles, batch * heads, len(of_parts))
+            yield launch.generics(BD=tiling.depth, BR=each, BP=most).num_warps(4).grid(grid)
         return dq, dk, dv
 
     return Launches(q, steps)
 
 
-def of_tiles(launch: tk.KernelLaunch, tiling: _Tiling, tile: _Tile, tiles: int, count: int) -> tk.KernelLaunch:
-    """A launch with a block for each of so many tiles of each of `count` heads."""
+def of_tiles(launch: tk.KernelLaunch, tiling: _Tiling, tile: _Tile, tiles: int, count: int, parts: int = 1) -> tk.KernelLaunch:
+    """A launch with so many blocks for each of so many tiles of each of `count` heads."""
     launch = launch.generics(BM=tile.rows, BN=tile.columns, BD=tiling.depth).num_warps(tile.num_warps)
-    return launch.grid((tiles, count))
+    return launch.grid((tiles, count, parts))
