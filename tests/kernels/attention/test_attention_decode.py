@@ -97,9 +97,10 @@ def test_in_place_of_the_queries(device, splits):
     check(found.to_host().sync(), right(q, k, v))
 
 
-@pytest.mark.parametrize(("blocks", "parts"), [(64, 4), (8, 29), (1, 55), (132, 2), (200, 5), (264, 1), (5000, 1)])
+@pytest.mark.parametrize(("blocks", "parts"), [(64, 4), (8, 29), (1, 64), (132, 2), (200, 1), (264, 1), (5000, 1)])
 def test_parts_keep_two_blocks_of_each_multiprocessor_busy(blocks, parts):
-    """The fewest that leave nearly as few of the 264 idle, at the end, as any number does."""
+    """The fewest that leave nearly as few of the 264 idle, at the end, as any number does, unless all are done sooner otherwise:
+    of 200 sequences each has as much of the bandwidth as it can use."""
     schedule = decode._schedule(blocks, 4, 128, 2, 32768, 32768, 132, 3, False, None)
     assert (schedule.parts, schedule.occupancy) == (parts, 2)
 
@@ -108,6 +109,24 @@ def test_sequences_of_different_lengths_have_some_parts():
     """While the longest goes on, the others' places are not to stay empty."""
     for blocks, keys, parts in ((264, 32768, 4), (5000, 32768, 4), (64, 32768, 4), (264, 100, 1)):
         assert decode._schedule(blocks, 4, 128, 2, keys, keys, 132, 3, False, None, True).parts == parts
+
+
+def test_short_sequences_have_four_blocks_on_a_multiprocessor():
+    for blocks, size, keys in ((320, 64, 91), (1024, 128, 300), (432, 80, 1024), (1000, 64, 700)):
+        schedule = decode._schedule(blocks, 4, size, 2, keys, keys, 132, 3, False, None)
+        assert (schedule.occupancy, schedule.stages, schedule.parts) == (4, 1, 1), (blocks, size, keys)
+    for blocks, size, keys in ((144, 128, 2448), (64, 128, 32768), (8, 128, 20000)):
+        assert decode._schedule(blocks, 4, size, 2, keys, keys, 132, 3, False, None).occupancy == 2, (blocks, size, keys)
+
+
+def test_four_blocks_on_a_multiprocessor_spill_nothing():
+    q, k = api.meta((40, 8, 1, 128), tk.bfloat16), api.meta((40, 8, 91, 128), tk.bfloat16)
+    op = kernels.attention_decode(q, k, k)
+    op.consumed()
+    (launch,) = [part for part in op.parts() if isinstance(part, tk.KernelLaunch)]
+    told = launch.explain("sm_90a")
+    assert (told.compiled.local_bytes, told.blocks_per_multiprocessor) == (0, 4)
+    assert all(pipeline.stages for pipeline in told.pipelines)
 
 
 def test_splits_are_some_at_most():

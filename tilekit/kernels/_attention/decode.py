@@ -41,13 +41,19 @@ _MOST_ROWS, _MOST_SPLITS = 64, 64
 _LEAST_ROWS, _LEAST_COLUMNS, _MOST_COLUMNS, _CPU_COLUMNS = 16, 16, 128, 256
 # A multiprocessor of an H200 needs some 40 KB on their way to it at any time (4.8 TB/s / 132 * 1 us), and two blocks, lest it
 # waits for one's sums. Each has three stages of a tile of keys and one of values, of which one is being worked on: 128 KB. Of
-# smaller tiles there are more stages; elsewhere there is room for two.
+# smaller tiles there are more stages; elsewhere there is room for two. Of short sequences most of the time goes by beginning and
+# ending: there are four blocks then, with a stage each.
 _TILE_BYTES, _BLOCKS, _MOST_STAGES = 16 << 10, 2, 8
 _STAGES, _STAGES_ELSEWHERE = 3, 2
+_SHORT_BLOCKS, _SHORT_STAGES = 4, 1
 _SMALL = 256  # bytes of a query; of larger ones, and of more rows than products have at least, two blocks' sums are too many
 _LEAST_SHARE = 2  # tiles of keys that are worth a block
 _LEAST_PARTS = 4  # of sequences that may be of different lengths: blocks that are done early leave room for others
+# As measured on an H200: bytes that all blocks get in a microsecond, and one with a tile's bytes on their way, by these; what a
+# block takes to begin and end, and what adding up parts takes, in microseconds.
+_BANDWIDTH, _OF_STAGE, _START, _ADDING = 4.2e6, 0.29, 3.0, 4.0
 _EFFICIENT = 0.85  # of the places that the best number of parts keeps busy; fewer parts are less to add up
+_WORTH = 0.95  # less than so much of the time of these parts
 
 
 @tk.kernel
@@ -211,11 +217,21 @@ def _schedule(
     num_warps, occupancy = (4, _BLOCKS) if rows == _LEAST_ROWS and depth * itemsize <= _SMALL else (8, 1)
     if occupancy > 1 and columns == _LEAST_COLUMNS:  # as measured: more would mostly wait for each other
         num_warps = 2
-    if splits:
-        parts = min(splits, tiles, _MOST_SPLITS)
-    else:
-        parts = _parts(max(1, blocks), _LEAST_PARTS if uneven else 1, tiles // _LEAST_SHARE, count * occupancy)
-    return _Schedule(rows, columns, depth, stages, parts, num_warps, occupancy)
+    limit = max(1, min(_MOST_SPLITS, tiles // _LEAST_SHARE))
+    blocks, places = max(1, blocks), count * occupancy
+    parts = min(splits, tiles, _MOST_SPLITS) if splits else _parts(blocks, _LEAST_PARTS if uneven else 1, limit, places)
+    schedule = _Schedule(rows, columns, depth, stages, parts, num_warps, occupancy)
+    if splits or uneven or cpu:
+        return schedule
+
+    def time(way: _Schedule) -> float:
+        return _time(way, blocks, 2 * keys * size * itemsize, columns * depth * itemsize, count)
+
+    ways = [schedule]
+    if occupancy > 1 and num_warps > 2 and page == keys:
+        ways.append(schedule._replace(stages=_SHORT_STAGES, occupancy=_SHORT_BLOCKS))
+    best = min((way._replace(parts=parts) for way in ways for parts in range(1, limit + 1)), key=time)
+    return best if time(best) <= _WORTH * time(schedule) else schedule
 
 
 def _parts(blocks: int, least: int, limit: int, places: int) -> int:
@@ -224,10 +240,17 @@ def _parts(blocks: int, least: int, limit: int, places: int) -> int:
     def busy(parts: int) -> float:
         return blocks * parts / (-(-blocks * parts // places) * places)
 
-    limit = max(1, min(_MOST_SPLITS, limit))
     some = range(min(least, limit), limit + 1)
     wanted = _EFFICIENT * max(map(busy, some))
     return next(parts for parts in some if busy(parts) >= wanted)
+
+
+def _time(schedule: _Schedule, blocks: int, sequence_bytes: int, tile_bytes: int, count: int) -> float:
+    """What so many blocks, times the parts, take to read their sequences, in microseconds."""
+    blocks, places = blocks * schedule.parts, count * schedule.occupancy
+    rate = min(_BANDWIDTH / min(blocks, places), _OF_STAGE * 2 * schedule.stages * tile_bytes)
+    adding = _ADDING if schedule.parts > 1 else 0.0
+    return -(-blocks // places) * (sequence_bytes / schedule.parts / rate + _START) + adding
 
 
 def _check_table(name: str, table: Any, batch: int, page: int) -> int:
