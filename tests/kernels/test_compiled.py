@@ -361,7 +361,7 @@ OTHER_PRODUCTS = {
         "16.F32.BF16",
         224,
     ),
-    "batch, c": (lambda: kernels.gemm(m(3, 70, 100), m(100, 90), m(1, 1, 1)), "FFMA", 104),
+    "batch, c": (lambda: kernels.gemm(m(3, 70, 100), m(100, 90), m(1, 1, 1)), "FFMA", 128),
     "small, odd": (lambda: product(40, 33, 77), "HMMA.16816.F32.BF16", 160),
 }
 

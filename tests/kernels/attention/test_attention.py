@@ -234,6 +234,15 @@ BACKWARD = [
 ]
 
 
+# Keys that are one tile in what runs where warpgroups multiply; the third has queries that see none.
+OF_ONE_TILE = [
+    ((2, 6, 90, 64), (2, 2, 30, 64), {}),
+    ((1, 2, 32, 40), (1, 2, 32, 40), {"causal": True}),
+    ((1, 2, 200, 64), (1, 1, 20, 64), {"causal": True}),
+    ((1, 2, 20, 64), (1, 2, 32, 64), {"window": 9}),
+]
+
+
 @pytest.mark.parametrize("dtype", [np.float16, BF16, np.float32], ids=lambda d: np.dtype(d).name)
 @pytest.mark.parametrize(("q_shape", "k_shape", "options"), BACKWARD, ids=str)
 def test_gradients(device, q_shape, k_shape, options, dtype):
@@ -248,7 +257,7 @@ def test_gradients(device, q_shape, k_shape, options, dtype):
         assert np.abs(found.astype(np.float64) - wanted).max() <= tolerance * max(np.abs(wanted).max(), 1.0)
 
 
-@pytest.mark.parametrize(("q_shape", "k_shape", "options"), BACKWARD, ids=str)
+@pytest.mark.parametrize(("q_shape", "k_shape", "options"), [*BACKWARD, *OF_ONE_TILE], ids=str)
 def test_gradients_with_products_under_way(cpu, monkeypatch, q_shape, k_shape, options):
     """What runs where warpgroups multiply: other kernels, with loops of their own for tiles that the mask cuts."""
     tiles = backward._Tile(64, 32, 2, 1), backward._Tile(32, 64, 2, 1)
@@ -264,7 +273,9 @@ def test_gradients_with_products_under_way(cpu, monkeypatch, q_shape, k_shape, o
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(("shares", "cuts"), [(1, 3), (2, 1), (2, 2)])
-@pytest.mark.parametrize(("q_shape", "k_shape", "options"), [*BACKWARD[1:7], ((1, 6, 130, 64), (1, 2, 200, 64), {})], ids=str)
+@pytest.mark.parametrize(
+    ("q_shape", "k_shape", "options"), [*BACKWARD[1:7], *OF_ONE_TILE, ((1, 6, 130, 64), (1, 2, 200, 64), {})], ids=str
+)
 def test_gradients_of_tiles_that_blocks_share(cpu, monkeypatch, q_shape, k_shape, options, shares, cuts, deterministic):
     """Some have no turns, or none but those that the mask cuts. Of groups of three heads the second block has one."""
     tiles = backward._Tile(64, 32, 2, 1), backward._Tile(32, 64, 2, 1)
@@ -364,7 +375,8 @@ def test_products_of_gradients_stay_under_way(which, size, causal, split):
         held = size * tile.columns
         added = api.meta((1, 4, 1024 // tile.columns, held), tk.float32) if adds else results[2]
         outs = (x.scattered() for x in (*map(of_result, results[:2]), added))
-        op = backward._backward_dkv(*outs, *given, 1, 2, 4, *masks, adds, early, False, split, True, True).generics(BS=held)
+        op = backward._backward_dkv(*outs, *given, 1, 2, 4, *masks, adds, False, early, False, split, True, True)
+        op = op.generics(BS=held)
     op = op.generics(BM=tile.rows, BN=tile.columns, BD=size).num_warps(tile.num_warps).grid(8)
     made = op.compile(target="sm_90a")
     calculating = made.sass.split("USETMAXREG.TRY_ALLOC")[-1]
@@ -425,6 +437,25 @@ def test_the_steps_of_gradients_are_known_before_they_run():
     assert [str(part) for part in op.parts()] == ["kernel _of_rows", "kernel _backward_dkv", "kernel _of_sums"]
     assert [str(part) for part in of_nothing.parts()] == ["fill"]
     assert "fill" in of_nothing.graphviz()
+
+
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_gradients_of_one_tile_of_keys_need_no_sums(causal, size):
+    """All of the gradient by queries is one block's: it writes it as it is, the same in every run, without memory for sums."""
+    q, lse = api.meta((64, 16, 100, size), tk.bfloat16), api.meta((64, 16, 100), tk.float32)
+    for deterministic in (False, True):
+        op = kernels.attention_backward(q, q, q, q, q, lse, causal=causal, deterministic=deterministic)
+        op.consumed()
+        assert [part.kernel.name for part in op.parts()] == ["_of_rows", "_backward_dkv"]
+    made = op.parts()[1].compile(target="sm_90a")
+    assert made.local_bytes == 0
+    assert "RED" not in made.sass and "ATOM" not in made.sass
+    # Queries before the first key see none: nobody would write their gradients.
+    k = api.meta((64, 16, 30, size), tk.bfloat16)
+    blind = kernels.attention_backward(q, q, k, k, q, lse, causal=True)
+    blind.consumed()
+    assert [part.kernel.name for part in blind.parts()] == ["_of_rows", "_backward_dkv", "_of_sums"]
 
 
 def test_gradients_of_very_small_sums(device):

@@ -10,6 +10,8 @@ sum is one block's, taken in a fixed order: the result is the same in every run.
 computed twice. Where warpgroups multiply (sm_90), unless the result must be the same in every run, or heads have more than 128
 elements (see `_Tiling.wanted`), the first adds up `dq` as well, in an order that chance makes, and nothing is computed twice.
 
+So few keys that they are one tile need no sums of `dq`: it is written at once.
+
 Where there are fewer tiles of keys than multiprocessors, or a few more, several blocks share one: each takes some of the heads of
 queries of a group, or some of their tiles, and writes float32, which a last kernel adds up in a fixed order (see `split_of`).
 """
@@ -108,9 +110,10 @@ def _backward_dq(
 def _backward_dkv(
     dk: tk.Out, dv: tk.Out, dq: tk.InOut, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, scale: float,
     left: int, right: int, group: int, share: int, cuts: int, turns: int, below: tk.Const, above: tk.Const, stages: tk.Const,
-    adds: tk.Const, early: tk.Const, ragged: tk.Const, split: tk.Const, wants_dk: tk.Const, wants_dv: tk.Const,
+    adds: tk.Const, alone: tk.Const, early: tk.Const, ragged: tk.Const, split: tk.Const, wants_dk: tk.Const, wants_dv: tk.Const,
 ):  # fmt: skip
-    """If it `adds`, `dq` holds `BS` floats, which are `BD * BN`, for each tile of queries: see `_of_sums`.
+    """If it `adds`, `dq` holds `BS` floats, which are `BD * BN`, for each tile of queries: see `_of_sums`. If a tile of keys is
+    `alone`, what it would add is the gradient, and `dq` is that.
 
     `early` is for who has the registers: products by keys are computed while threads add those by queries to the sums. `ragged`:
     the last tile of keys has some that do not exist. They are zeros, but their weights may be infinite. `wants_dk`, `wants_dv`:
@@ -171,7 +174,9 @@ def _backward_dkv(
                     dk_acc = tk.mma(ds, tq.reshape((BN, BD)), dk_acc)
                 if adds and not early:
                     dq_part = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
-                if adds:
+                if adds and alone:
+                    tk.store(dq, (b, at, i, 0), (dq_part * scale).astype(dq.dtype).transpose().reshape((1, 1, BN, BD)))
+                elif adds:
                     tk.atomic_add_tile(dq, (b, at, i, 0), as_held(dq_part).reshape((1, 1, 1, BS)))
                 i += 1
         if wants_dk:
@@ -402,17 +407,18 @@ def attention_backward(
     whole, rows = -(-queries // tiling.dkv.columns), tiling.dkv.columns
     kept = Spec((batch, heads, whole * rows), dtypes.float32)
     group, masked = heads // max(1, key_heads), masks.below or masks.above
-    adds = tiling.dkv.stages is not None and len(tiling.wanted) == 1 and not deterministic
+    # The queries that each tile of keys is seen by. One tile that all are seen by gives all of their gradients.
+    seen_by = _turns(tiling.dkv, keys, queries, masks.right, masks.left, masks.above, masks.below)
+    alone = seen_by == (whole,)
+    adds = tiling.dkv.stages is not None and len(tiling.wanted) == 1 and (alone or not deterministic)
     early, held = adds and tiling.depth == 128 and not masked, tiling.depth * rows
 
     def splits() -> tuple[_Split, _Split]:
         """Of the kernel by queries, and of that by keys."""
         if tiling.dkv.stages is None:
             return _Split(1, 1, 1, 1), _Split(group, 1, 1, 1)
-        count, mirrored = multiprocessors(q), (masks.right, masks.left, masks.above, masks.below)
-        by_queries = _turns(tiling.dq, queries, keys, *masks)
-        by_keys = _turns(tiling.dkv, keys, queries, *mirrored)
-        return split_of(by_queries, batch * heads, 1, count), split_of(by_keys, batch * key_heads, group, count)
+        sees, count = _turns(tiling.dq, queries, keys, *masks), multiprocessors(q)
+        return split_of(sees, batch * heads, 1, count), split_of(seen_by, batch * key_heads, group, count)
 
     def steps(new):
         dq, dk, dv = (new(Spec(x.shape, x.dtype)) for x in (q, k, v))
@@ -429,8 +435,12 @@ def attention_backward(
             return result if split.parts == 1 else new(Spec((b * h, split.parts, *one), dtypes.float32))
 
         delta, sums = new(kept), new(kept)
-        dq_sums = new(Spec((batch, heads, whole, held), dtypes.float32)) if adds else written(dq, by_queries)
-        launch = _of_rows(delta.scattered(), sums.scattered(), dq_sums.scattered(), grad, out, lse, heads, adds)
+        summed = adds and not alone
+        if summed:
+            dq_sums = new(Spec((batch, heads, whole, held), dtypes.float32))
+        else:
+            dq_sums = dq if adds else written(dq, by_queries)
+        launch = _of_rows(delta.scattered(), sums.scattered(), dq_sums.scattered(), grad, out, lse, heads, summed)
         yield launch.generics(BM=rows, BD=tiling.depth, BS=held).num_warps(4).grid((whole, batch * heads))
         arguments, tile = (q, k, v, grad, delta, sums, factor, masks.left, masks.right, group), tiling.dkv
         dk_parts, dv_parts = written(dk, by_keys), written(dv, by_keys)
@@ -438,7 +448,7 @@ def attention_backward(
         for wanted in tiling.wanted:
             launch = _backward_dkv(
                 dk_parts.scattered(), dv_parts.scattered(), dq_sums.scattered(), *arguments, *by_keys[:3], masks.below,
-                masks.above, tile.stages, adds, early, ragged, split, *wanted,
+                masks.above, tile.stages, adds, alone, early, ragged, split, *wanted,
             )  # fmt: skip
             yield of_tiles(launch.generics(BS=held), tiling, tile, -(-keys // tile.rows), batch * key_heads, by_keys.parts)
         of_parts = [(dk, dk_parts, by_keys.parts), (dv, dv_parts, by_keys.parts)] if split else []
@@ -447,12 +457,12 @@ def attention_backward(
             launch = _backward_dq(dq_sums.scattered(), *arguments, by_queries.turns, masks.below, masks.above, tile.stages, split)
             yield of_tiles(launch, tiling, tile, -(-queries // tile.rows), batch * heads, by_queries.parts)
             of_parts += [(dq, dq_sums, by_queries.parts)] if split else []
-        if adds or of_parts:
+        if summed or of_parts:
             most = max((power(parts) for _, _, parts in of_parts), default=1)
             each = _ADDED_AT_A_TIME // (tiling.depth * most)
             results, added = tuple(x.scattered() for x, _, _ in of_parts), tuple(x for _, x, _ in of_parts)
             tiles = max((-(-x.shape[2] // each) for x, _, _ in of_parts), default=0)
-            if adds:
+            if summed:
                 launch = _of_sums(dq.scattered(), results, dq_sums, added, heads, factor).generics(BN=rows, BS=held)
                 grid = max(whole, tiles), batch * heads, 1 + len(of_parts)
             else:
