@@ -348,7 +348,7 @@ def test_products_of_other_types_that_threads_copy(name):
 
 
 OTHER_PRODUCTS = {
-    "f32": (lambda: product(4096, 4096, 4096, F), "FFMA", 128),
+    "f32": (lambda: product(4096, 4096, 4096, F), "FFMA", 255),
     "tf32": (lambda: kernels.gemm(m(4096, 4096).T, m(4096, 4096), precision="tf32"), "HMMA.1688.F32.TF32", 168),
     "f64": (lambda: product(1024, 1024, 1024, D), "DMMA", 136),
     "fp8": (lambda: product(4096, 4096, 4096, tk.float8_e4m3fn), "HMMA.16816.F32", 168),
@@ -361,7 +361,7 @@ OTHER_PRODUCTS = {
         "16.F32.BF16",
         224,
     ),
-    "batch, c": (lambda: kernels.gemm(m(3, 70, 100), m(100, 90), m(1, 1, 1)), "FFMA", 128),
+    "batch, c": (lambda: kernels.gemm(m(3, 70, 100), m(100, 90), m(1, 1, 1)), "FFMA", 168),
     "small, odd": (lambda: product(40, 33, 77), "HMMA.16816.F32.BF16", 160),
 }
 
@@ -445,7 +445,7 @@ def test_how_groups_come(name):
 
 @pytest.mark.parametrize(
     ("dtype", "target", "instruction", "budget"),
-    [(B, "sm_80", "HMMA.16816.F32.BF16", 208), (F, "sm_80", "FFMA", 168), (F, "sm_90a", "FFMA", 168)],
+    [(B, "sm_80", "HMMA.16816.F32.BF16", 208), (F, "sm_80", "FFMA", 255), (F, "sm_90a", "FFMA", 255)],
     ids=str,
 )
 def test_other_groups(dtype, target, instruction, budget, monkeypatch):

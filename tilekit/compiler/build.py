@@ -260,8 +260,9 @@ def _with_rings(
     tensors = {ty.parameter: (at, ty) for at, ty in enumerate(types_) if isinstance(ty, TensorType)}
     producers, room = producers_of(gpu, config.num_warps), gpu.room
 
-    # Registers that are dealt out anew are few in blocks that share a multiprocessor: only if they have to be.
-    alone = deals_registers(gpu) and (occupancy or 1) == 1
+    # Not where each thread has as many as it can use; and in blocks that share a multiprocessor only if they have to be.
+    short = gpu.registers_of(config.num_threads + producers) < gpu.thread_registers
+    alone = deals_registers(gpu) and short and (occupancy or 1) == 1
 
     def state(rooms: int, kept: int, *, apart: bool = True, deals: bool = alone, spare: int = 0) -> Pipelines:
         return Pipelines(
