@@ -11,8 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tilekit_benchmarks.kernel_cases import DROPPED
-from tilekit_benchmarks.kernel_peers import row_warps
+from tilekit_benchmarks.kernel_cases import DROPPED, row_warps
 
 
 @triton.jit

@@ -17,7 +17,7 @@ from tilekit import api, kernels
 from tilekit._runtime.stream import Stream
 from tilekit_benchmarks.report import Unit
 
-__all__ = ["DROPPED", "Case", "Check", "Tensors", "kernel_cases", "norm_cases", "softmax_cases"]
+__all__ = ["DROPPED", "Case", "Check", "Tensors", "kernel_cases", "norm_cases", "row_warps", "softmax_cases"]
 
 Tensors = Mapping[str, tk.Tensor]
 Arrays = Mapping[str, Any]
@@ -25,6 +25,7 @@ Arrays = Mapping[str, Any]
 DROPPED = 0.25
 """The probability in the cases of dropout."""
 _SQRT_2_PI = math.sqrt(2 * math.pi)
+_ROW_WARPS, _MOST = (2, 4, 8, 16, 32), 128
 _F, _H, _I = tk.float32, tk.float16, tk.int64
 
 
@@ -169,6 +170,14 @@ def _rope(a: Arrays) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------------------------- the cases
+
+
+def row_warps(block: int) -> tuple[int, ...]:
+    """The warps of Triton's variants that have a row in one block of so many elements: a thread has one to 128 of them.
+
+    More do not fit its registers: compiling takes minutes, and what comes of it is slow.
+    """
+    return tuple(warps for warps in _ROW_WARPS if 32 * warps <= block <= 32 * warps * _MOST)
 
 
 def softmax_cases(rows: int | None = None) -> list[Case]:

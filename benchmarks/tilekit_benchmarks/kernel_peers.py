@@ -15,9 +15,7 @@ from tilekit_benchmarks.harness import Contestant, Variant
 from tilekit_benchmarks.kernel_cases import DROPPED, Case, Tensors
 from tilekit_benchmarks.saxpy_peers import DeviceArray, Missing, need
 
-__all__ = ["PEERS", "Build", "Missing", "flash_varlen", "row_warps", "sdpa", "triton_kernel"]
-
-_ROW_WARPS, _MOST = (2, 4, 8, 16, 32), 128
+__all__ = ["PEERS", "Build", "Missing", "flash_varlen", "sdpa", "triton_kernel"]
 
 Build = Callable[[Case, Tensors, Tensor, Stream], tuple[Contestant, Callable[[], Any]]]
 """What makes a contestant of a case, its tensors, one for the result, and the stream; and what gives the result of the variant
@@ -212,14 +210,6 @@ def flash_varlen(case: Case, tensors: Tensors, out: Tensor, stream: Stream) -> t
         name="flash-attention-2", version=torch.__version__, variants=(Variant(launch=launch),), active=active
     )
     return contestant, lambda: _to_numpy(result[0])
-
-
-def row_warps(block: int) -> tuple[int, ...]:
-    """The warps of Triton's variants that have a row in one block of so many elements: a thread has one to 128 of them.
-
-    More do not fit its registers: compiling takes minutes, and what comes of it is slow.
-    """
-    return tuple(warps for warps in _ROW_WARPS if 32 * warps <= block <= 32 * warps * _MOST)
 
 
 def triton_kernel(case: Case, tensors: Tensors, out: Tensor, stream: Stream) -> tuple[Contestant, Callable[[], Any]]:

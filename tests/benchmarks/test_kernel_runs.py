@@ -142,4 +142,4 @@ def test_they_are_benchmarks(name, monkeypatch, device):
     [(16, ()), (64, (2,)), (4096, (2, 4, 8, 16, 32)), (16384, (4, 8, 16, 32)), (131072, (32,)), (262144, ())],
 )
 def test_threads_of_tritons_rows_have_no_more_than_fits_them(block, warps):
-    assert kernel_peers.row_warps(block) == warps
+    assert kernel_cases.row_warps(block) == warps

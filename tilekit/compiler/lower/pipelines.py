@@ -122,8 +122,8 @@ def _dealt(target: Target, blocks: int, consumers: int, producers: int, few: int
     """
     unit = target.register_unit
     rest = target.registers_of(blocks * (consumers + producers)) * (consumers + producers) - few * producers
-    most = min(target.thread_registers, rest // consumers) // unit * unit
-    return {intrinsics.CONSUMER: most, intrinsics.PRODUCER: few}
+    rest = min(target.thread_registers, rest // consumers) // unit * unit
+    return {intrinsics.CONSUMER: rest, intrinsics.PRODUCER: few}
 
 
 @lowers(intrinsics.registers)

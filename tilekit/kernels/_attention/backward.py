@@ -317,19 +317,19 @@ def split_of(turns: tuple[int, ...], heads: int, group: int, count: int) -> _Spl
     longest, every, alike = max(turns), heads * group * sum(turns), min(turns) == max(turns)
 
     def time(split: _Split) -> float:
-        blocks, most = len(turns) * heads * split.parts, _BEGUN + split.share * split.turns
+        blocks, alone = len(turns) * heads * split.parts, _BEGUN + split.share * split.turns
         if alike or blocks <= count:
-            needed = -(-blocks // count) * most
+            needed = -(-blocks // count) * alone
         else:  # some are shorter, and fill up what the longest leave
-            needed = max(most, (_BEGUN * blocks + every) / count + most / 2)
+            needed = max(alone, (_BEGUN * blocks + every) / count + alone / 2)
         return needed if split.parts == 1 else needed + _LAUNCHED + _ADDED * blocks / count
 
     whole = _Split(group, 1, max(1, longest), 1)
     best, least = whole, _FASTER * time(whole)
     # As many blocks as there are multiprocessors, or a few times as many; no more.
-    most = min(_MOST_PARTS, 4 * count // (len(turns) * heads))
-    for shares in {-(-group // -(-group // n)) for n in range(1, min(group, most) + 1)}:
-        for cuts in {-(-longest // -(-longest // n)) for n in range(1, min(longest, most // shares) + 1)}:
+    limit = min(_MOST_PARTS, 4 * count // (len(turns) * heads))
+    for shares in {-(-group // -(-group // n)) for n in range(1, min(group, limit) + 1)}:
+        for cuts in {-(-longest // -(-longest // n)) for n in range(1, min(longest, limit // shares) + 1)}:
             split = _Split(-(-group // shares), cuts, -(-longest // cuts), shares * cuts)
             if split.parts > 1 and time(split) < least:
                 best, least = split, time(split)
@@ -339,13 +339,13 @@ def split_of(turns: tuple[int, ...], heads: int, group: int, count: int) -> _Spl
 @functools.lru_cache(maxsize=1024)
 def _turns(tile: _Tile, rows: int, columns: int, left: int, right: int, below: bool, above: bool) -> tuple[int, ...]:
     """How many tiles of columns each tile of rows sees, where the last row stands at the last column: see `Masks`."""
-    found = []
+    turns = []
     for at in range(0, rows, tile.rows):
         diagonal = at + columns - rows
         first = max(0, diagonal - left) // tile.columns if below else 0
         last = max(0, min(columns, diagonal + tile.rows + right)) if above else columns
-        found.append(max(0, -(-last // tile.columns) - first))
-    return tuple(found)
+        turns.append(max(0, -(-last // tile.columns) - first))
+    return tuple(turns)
 
 
 @functools.lru_cache(maxsize=256)
@@ -458,8 +458,8 @@ def attention_backward(
             yield of_tiles(launch, tiling, tile, -(-queries // tile.rows), batch * heads, by_queries.parts)
             of_parts += [(dq, dq_sums, by_queries.parts)] if split else []
         if summed or of_parts:
-            most = max((power(parts) for _, _, parts in of_parts), default=1)
-            each = _ADDED_AT_A_TIME // (tiling.depth * most)
+            widest = max((power(parts) for _, _, parts in of_parts), default=1)
+            each = _ADDED_AT_A_TIME // (tiling.depth * widest)
             results, added = tuple(x.scattered() for x, _, _ in of_parts), tuple(x for _, x, _ in of_parts)
             tiles = max((-(-x.shape[2] // each) for x, _, _ in of_parts), default=0)
             if summed:
@@ -467,7 +467,7 @@ def attention_backward(
                 grid = max(whole, tiles), batch * heads, 1 + len(of_parts)
             else:
                 launch, grid = _of_parts(results, added), (tiles, batch * heads, len(of_parts))
-            yield launch.generics(BD=tiling.depth, BR=each, BP=most).num_warps(4).grid(grid)
+            yield launch.generics(BD=tiling.depth, BR=each, BP=widest).num_warps(4).grid(grid)
         return dq, dk, dv
 
     return Launches(q, steps)

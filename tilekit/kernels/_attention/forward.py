@@ -291,9 +291,9 @@ def _planned(
 
     best, parts, least = tiling, 1, _WORTH * times(tiling)[0]
     for each in (tiling, *([_LOW[tiling.depth]] if overlapped and itemsize == 2 and tiling.depth in _LOW else ())):
-        found = times(each)
-        if min(found) < least:
-            best, parts, least = each, found.index(min(found)) + 1, min(found)
+        estimates = times(each)
+        if min(estimates) < least:
+            best, parts, least = each, estimates.index(min(estimates)) + 1, min(estimates)
     return best, parts
 
 

@@ -25,13 +25,13 @@ def _together(y: tk.Out, lse: tk.Out, o: tk.In, sums: tk.In, wanted: tk.Const):
     h = at - b * y.shape[1]
     s = tk.load(sums, (0, at, row), (PARTS, 1, ROWS), padding_mode="-inf").reshape((PARTS, ROWS, 1))
     parts = tk.load(o, (0, at, row, 0), (PARTS, 1, ROWS, BD)).reshape((PARTS, ROWS, BD))
-    most = tk.maximum(tk.max(s, 0, keepdims=True), LOWEST)  # of a row without a key all are -inf
-    weights = tk.exp2(s - most)
+    highest = tk.maximum(tk.max(s, 0, keepdims=True), LOWEST)  # of a row without a key all are -inf
+    weights = tk.exp2(s - highest)
     total = tk.sum(weights, 0, keepdims=True)
     result = tk.sum(parts * weights, 0, keepdims=True) * tk.where(total == 0, 0.0, 1.0 / total)
     tk.store(y, (b, h, row, 0), result.astype(y.dtype).reshape((1, 1, ROWS, BD)))
     if wanted:
-        tk.store(lse, (b, h, row), ((most + tk.log2(total)) * LN_2).reshape((1, 1, ROWS)))
+        tk.store(lse, (b, h, row), ((highest + tk.log2(total)) * LN_2).reshape((1, 1, ROWS)))
 
 
 def added_up(y: Any, lse: Any, o: Any, sums: Any, depth: int) -> tk.KernelLaunch:
