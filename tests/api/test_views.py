@@ -382,7 +382,7 @@ def test_more_blocks_than_cuda_launches_along_an_axis():
 
 def test_a_copy_in_too_many_dimensions_is_refused():
     view = api.meta((2, 2, 2, 2, 4))[:, :, :, :, ::2]
-    assert copying._dims([view])[0] == [(32, [2])]
+    assert copying.fewest_dims([view])[0] == [(32, [2])]
     view = api.meta((3,) * 6)[::2, ::2, ::2, ::2, ::2]
     with pytest.raises(ValueError, match=r"lie in more than 4 dimensions that cannot be joined; take a part at a time"):
         copying.fill(view, np.zeros((), np.float32))
