@@ -69,7 +69,7 @@ _READY_MADE = {
 }
 _ATTENTION = {
     "test_scores_are_asked_for_before_values_are_added": "^128-8192-.*causal",
-    "test_products_of_gradients_stay_under_way": "^backward_dkv-64-False$",
+    "test_products_of_gradients_stay_under_way": "^backward_dkv-64-False-False$",
     "test_products_by_warps": None,
     "test_gradients_by_warpgroups": None,
     "test_16_warps_leave_queries_in_shared_memory": "^False$",
