@@ -6,7 +6,7 @@ from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._host import has_warpgroups
 
-__all__ = ["COPIES", "LINES", "aligned", "in_stages", "pitched", "staged_operands"]
+__all__ = ["COPIES", "LINES", "aligned", "exact_in_stages", "in_stages", "pitched", "staged_operands"]
 
 COPIES = 4
 """What rows must be multiples of, in bytes, for threads to copy them to shared memory (cp.async)."""
@@ -48,6 +48,12 @@ def staged_operands(a: Tensor, b: Tensor) -> bool:
     """
     deep = a.unit == len(a.shape) - 1 and (b.unit == len(b.shape) - 2 or b.itemsize == 4)
     return in_stages(a, b, to=COPIES) or (a.itemsize in (1, 4) and deep and _fetched(a, b, to=COPIES))
+
+
+def exact_in_stages(a: Tensor, b: Tensor) -> bool:
+    """Whether tiles of both come there, for products of float32 that threads add up by themselves; whichever dimension is
+    contiguous, they lie across K there (see `compiler.passes.summed`)."""
+    return a.dtype == b.dtype == dtypes.float32 and _fetched(a, b, to=COPIES)
 
 
 def _fetched(*tensors: Tensor, to: int, warpgroups: bool = True) -> bool:

@@ -119,7 +119,8 @@ class Pipelines:
         turn: that is being lowered; None outside of them. `parking`: by ring, whether the last one put operands somewhere.
         places: where such operands lie, in bytes behind all rings; `parked_bytes`: how much they take.
         read: the rings whose tiles threads read by themselves, as far as it was lowered; `unfenced`: since a fence.
-        copied: whether all `producers` load, and not one of them alone, as far as it was lowered.
+        copied: whether all `producers` load, and not one of them alone, as far as it was lowered. `summed`: whether threads add up
+            products of what they load by themselves.
     """
 
     def __init__(
@@ -143,6 +144,7 @@ class Pipelines:
         self.clusters = {name: cluster for name, cluster in known.items() if cluster is not None}
         self.cluster = 1
         self.ring_bytes, self.copied, self.chosen, self.fewest = 0, False, dict[int, int](), MOST_STAGES
+        self.summed = False
         self.barriers: dict[int, int] = {}
         self.barrier_bytes = 0
         self.read: set[int] = set()

@@ -174,10 +174,8 @@ class InShared:
         """`target` is the layout in which it is wanted."""
         self.dtype, self.matrices = dtype, matrices
         self.read = matrices.pointing if matrices else target
-        # Of what an access may cover, only elements that a thread has together.
-        count = next((n for n, vector in enumerate(swizzle.shared) if vector not in self.read.reg), len(swizzle.shared))
-        self.swizzle = Swizzle(swizzle.offsets, swizzle.shared[:count])
-        self.nearby = count == len(swizzle.shared)
+        self.swizzle = swizzle.within(self.read)
+        self.nearby = len(self.swizzle.shared) == len(swizzle.shared)
 
     def taker(self, builder: ir.IRBuilder, base: ir.Value, beyond: Beyond | None = None) -> Take:
         """What gives the element of a register of the wanted layout: it reads when it is first asked for it, or for a neighbour.
@@ -212,18 +210,26 @@ class Passage(InShared):
     """
 
     def __init__(
-        self, dtype: DType, source: Layout, target: Layout, apart: Sequence[Vector] = (), *, matrices: bool = False
+        self,
+        dtype: DType,
+        source: Layout,
+        target: Layout,
+        apart: Sequence[Vector] = (),
+        *,
+        matrices: bool = False,
+        read_wide: bool = False,
     ) -> None:
         """The arguments are those of `Swizzle.between`; and whether to read by `ldmatrix` where that is possible."""
         self.source = source
         way = Matrices.between(source.reg, target, dtype.itemsize) if matrices else None
-        swizzle = Swizzle.between(source, way.pointing if way else target, dtype.itemsize, apart)
+        swizzle = Swizzle.between(source, way.pointing if way else target, dtype.itemsize, apart, read_wide=read_wide)
         super().__init__(dtype, swizzle, target, way)
         self.nbytes = dtype.itemsize << len(self.swizzle.offsets)
 
     def put(self, builder: ir.IRBuilder, base: ir.Value, elements: list[ir.Value]) -> None:
         """Write the tile, given by register of `source`, to address `base`. A barrier must follow."""
-        for registers, address, offset in accesses(builder, base, self.dtype.itemsize, self.swizzle, self.source):
+        swizzle = self.swizzle.within(self.source)
+        for registers, address, offset in accesses(builder, base, self.dtype.itemsize, swizzle, self.source):
             shared.put(builder, address, offset, self.dtype, [elements[r] for r in registers])
 
 

@@ -133,18 +133,25 @@ class Swizzle:
     shared: tuple[Vector, ...]
 
     @classmethod
-    def between(cls, source: Layout, target: Layout, itemsize: int, apart: Sequence[Vector] = ()) -> Swizzle:
+    def between(
+        cls, source: Layout, target: Layout, itemsize: int, apart: Sequence[Vector] = (), *, read_wide: bool = False
+    ) -> Swizzle:
         """The map for writing a tile in `source` and reading it in `target`, free of bank conflicts on both sides.
 
-        Elements that differ in a bit of `apart` are not read in one access.
+        Elements that differ in a bit of `apart` are not read in one access. If it is `read_wide`, an access reads as many as it
+        can, though they may have to be written one by one: of what is read more often than written.
         """
         widest = (ACCESS_BYTES // itemsize).bit_length() - 1
-        shared = [v for v in target.reg if v in source.reg and v not in apart][:widest]
+        shared = [v for v in target.reg if (read_wide or v in source.reg) and v not in apart][:widest]
         order = list(shared)
         # Lanes take part in an access in phases of 128 bytes: the lowest lanes, the fewer the wider the access.
-        width = max(_BANK_BYTES, itemsize << len(shared))
-        phase = _LANE_BITS - (width // _BANK_BYTES).bit_length() + 1
-        writing, reading = (_moving(side.lane[:phase]) for side in (source, target))
+        covered = len(shared), len(_together(shared, source))
+        widths = [max(_BANK_BYTES, itemsize << bits) // _BANK_BYTES for bits in covered]
+        phases = [_LANE_BITS - width.bit_length() + 1 for width in widths]
+        reading, writing = (
+            [v for v in _moving(side.lane[:phase]) if v not in shared]
+            for side, phase in zip((target, source), phases, strict=True)
+        )
         below = max(0, (_BANK_BYTES // itemsize).bit_length() - 1 - len(shared))  # offsets within a bank, for narrow elements
         both = [v for v in writing if v in reading]
         only_writing, only_reading = ([v for v in side if v not in both] for side in (writing, reading))
@@ -167,6 +174,10 @@ class Swizzle:
             if any(a & b for a, b in zip(vector, coordinate, strict=True)):
                 total ^= offset
         return total
+
+    def within(self, layout: Layout) -> Swizzle:
+        """The same for a layout: an access covers only elements that a thread has together there."""
+        return Swizzle(self.offsets, _together(self.shared, layout))
 
     def registers(self, layout: Layout) -> list[list[int]]:
         """The registers of `layout`, in groups that one access covers, in the order of their offsets."""
@@ -219,6 +230,11 @@ def wavefronts(swizzle: Swizzle, layout: Layout, itemsize: int) -> int:
                 words.setdefault(word % _BANKS, set()).add(word)
         total += max(map(len, words.values()))
     return total
+
+
+def _together(shared: Sequence[Vector], layout: Layout) -> tuple[Vector, ...]:
+    """Of the bits that an access may cover, the lowest, as far as threads have all that they count."""
+    return tuple(shared[: next((n for n, vector in enumerate(shared) if vector not in layout.reg), len(shared))])
 
 
 def _moving(vectors: Iterable[Vector]) -> list[Vector]:

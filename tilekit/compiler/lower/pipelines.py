@@ -36,6 +36,7 @@ from tilekit.lang import pipelines as lang
 # By the warps that calculate: what a thread that loads keeps when registers are dealt out anew. If one thread has tiles brought,
 # it needs few; if all copy, they need addresses; if sums of several products are carried round, it has to make do.
 _PRODUCER_REGISTERS = {4: (40, 72, 24), 8: (40, 72, 24), 16: (32, 64, 32)}
+_SUMMING = 40  # of a thread that copies words for others that multiply and add by themselves: these hold two turns of operands
 _FEW_PRODUCTS = 3  # of a turn: two to make something of, and one of that
 # Registers for a first operand that products of several turns share, and the warps whose threads have them to spare.
 _MOST_READ, _MOST_READERS = 32, 8
@@ -133,7 +134,8 @@ def registers(role: types.Type, products: types.Type) -> Any:
     def emit(builder: ir.IRBuilder, *_: ir.Value) -> None:
         state = the_pipelines()
         if warps in _PRODUCER_REGISTERS and state.deals:
-            few = _PRODUCER_REGISTERS[warps][1 if state.copied else 2 * many] + state.spare
+            few = _PRODUCER_REGISTERS[warps][1 if state.copied else 2 * many]
+            few = (_SUMMING if state.copied and state.summed else few) + state.spare
             count = _dealt(state.target, state.resident, warps * WARP, state.producers, few)[mine]
             text = f"setmaxnreg.{'inc' if mine == intrinsics.CONSUMER else 'dec'}.sync.aligned.u32 {count};"
             asm(builder, text, "~{memory}", _VOID, [], convergent=True)

@@ -39,13 +39,16 @@ class Operands:
         product: see there.
         dtypes: what the operands are converted to.
         layouts: what they are brought into.
+        across: whether neighbours along `k` are not read in one access (see `passes.summed`).
     """
 
-    def __init__(self, product: MatrixProduct, dtypes: tuple[DType, DType], layouts: tuple[Layout, Layout]) -> None:
+    def __init__(
+        self, product: MatrixProduct, dtypes: tuple[DType, DType], layouts: tuple[Layout, Layout], *, across: bool = False
+    ) -> None:
         if product.acc is not None:
             acc = product.tiles[2]
             in_words(product.what, lang.check_accumulator, acc.shape, acc.dtype, product.shape, product.dtype)
-        self._product, self._layouts = product, layouts
+        self._product, self._layouts, self._across = product, layouts, across
         self._tiles = [tile.like(dtype) for tile, dtype in zip(product.tiles[:2], dtypes, strict=True)]
         both = zip((product.a, product.b), dtypes, layouts, strict=True)
         self._staged = [_readable(ty, dtype, layout) for ty, dtype, layout in both]
@@ -75,7 +78,7 @@ class Operands:
             for tile, to, held in zip(product.tiles[:2], tiles, (x_elements, y_elements), strict=True)
         ]
         turns = _turns(len(product.shape), at_once, product.depth)
-        first, second = _brought(builder, list(zip(tiles, converted, self._layouts, strict=True)), turns, self._staged)
+        first, second = _brought(builder, list(zip(tiles, converted, self._layouts, strict=True)), turns, self._staged, self._across)
         return first, second, list(total)
 
 
@@ -98,12 +101,16 @@ class Operand:
         target: Layout,
         turns: Sequence[tuple[int, Vector]],
         staged: StagedType | None,
+        kept: int,
+        *,
+        across: bool,
     ) -> None:
         """`turns` are the bits of `k` that a loop counts, and how far they move a coordinate of the tile.
 
-        `held` is the address of a tile that is `staged`.
+        `held` is the address of a tile that is `staged`. `kept` is its dimension (-2 or -1) that the result has, too.
         """
         self.tile, self.held, self.target, self.turns = tile, held, target, turns
+        self._k = [v for v in target.reg if v[-3 - kept]]
         self.passage: Passage | None = None
         self.lies: InShared | None = None
         self.start: ir.Value | None = None
@@ -113,8 +120,10 @@ class Operand:
         elif not tile.splat:
             if within_threads(tile.layout, target) is None:
                 current().note("conversion", tile.dtype, tile.layout, target, True)
-                apart = [vector for _, vector in turns]
-                self.lies = self.passage = Passage(tile.dtype, tile.layout, target, apart, matrices=True)
+                apart = self._k if across else [vector for _, vector in turns]
+                self.lies = self.passage = Passage(
+                    tile.dtype, tile.layout, target, apart, matrices=True, read_wide=across
+                )
             else:
                 self.held = in_layout(builder, tile, held, target)
 
@@ -131,6 +140,11 @@ class Operand:
         """Whether its elements need not be known by register."""
         return self.tile.splat or self.lies is not None
 
+    @property
+    def deep(self) -> bool:
+        """Whether an access reads neighbours along `k`, or it is not read from shared memory at all."""
+        return self.lies is None or any(v in self.lies.swizzle.shared for v in self._k)
+
 
 def _turns(rank: int, at_once: int, depth: int) -> list[list[tuple[int, Vector]]]:
     """For each operand, the bits of `k` from `at_once` on, with their vectors."""
@@ -143,9 +157,11 @@ def _brought(
     tiles: Sequence[tuple[TileType, Elements, Layout]],
     turns: Sequence[Sequence[tuple[int, Vector]]],
     staged: Sequence[StagedType | None],
+    across: bool,
 ) -> list[Operand]:
     """Operands (types, elements, and where they must go), together through shared memory if they must."""
-    operands = [Operand(builder, *tile, counted, lies) for tile, counted, lies in zip(tiles, turns, staged, strict=True)]
+    each = zip(tiles, turns, staged, (-2, -1), strict=True)
+    operands = [Operand(builder, *tile, counted, lies, kept, across=across) for tile, counted, lies, kept in each]
     moving = [(operand, operand.passage) for operand in operands if operand.passage is not None]
     if moving:
         sizes = [-(-passage.nbytes // 16) * 16 for _, passage in moving]

@@ -84,14 +84,18 @@ class Way(NamedTuple):
         map: the number of the tensor map by which the tensor memory accelerator brings them; None if threads copy them.
         nbytes: that a thread copies at a time.
         parts: how many blocks of a cluster have a part each brought to all of them; 1 if each block has tiles of its own.
+        turned: the dimension of the tensor that is the fastest in a stage, if that is not the one without gaps: threads transpose
+            such tiles as they copy them.
     """
 
     map: int | None
     nbytes: int = 0
     parts: int = 1
+    turned: int | None = None
 
     def __str__(self) -> str:
-        return f"cp.async of {self.nbytes} bytes" if self.map is None else "TMA"
+        copied = f"cp.async of {self.nbytes} bytes" if self.map is None else "TMA"
+        return copied if self.turned is None else f"{copied}, transposed"
 
 
 class Variant(NamedTuple):
@@ -199,14 +203,34 @@ def plus(builder: ir.IRBuilder, base: ir.Value, offset: int, stage: ir.Value, nb
     return builder.add(builder.add(base, ir.Constant(i32, offset)), builder.mul(stage, integer(32, nbytes)))
 
 
-def memory_order(grid: TileGridType) -> tuple[int, ...]:
-    """The dimensions of a tensor as its tiles lie in a stage: the one without gaps last."""
+def memory_order(grid: TileGridType, turned: int | None = None) -> tuple[int, ...]:
+    """The dimensions of a tensor as its tiles lie in a stage: the one without gaps last, or that which they are `turned` to."""
     facts = grid.tensor.facts
-    return (*(d for d in range(facts.rank) if d != facts.unit), facts.unit)  # type: ignore[return-value]
+    last = facts.unit if turned is None else turned
+    return (*(d for d in range(facts.rank) if d != last), last)  # type: ignore[return-value]
 
 
-def _staged(grid: types.Type, state: Pipelines, parts: int, number: int) -> tuple[StagedType, Way]:
-    """How tiles of a grid lie in a stage, and how they come: in so many parts, if they can be divided so."""
+def _turned(grid: TileGridType, summed: int, number: int) -> tuple[StagedType, Way] | None:
+    """The same as `_staged`, of tiles whose `summed` dimension is the one without gaps, and which lie across it in a stage; None
+    if they lie right as they are, or cannot lie so."""
+    tensor, cut = grid.tensor, grid.cut
+    itemsize, along = tensor.dtype.itemsize, cut.along
+    if itemsize != _LEAST_COPY or len(along) < 2 or along[summed] != tensor.facts.unit:
+        return None
+    kept = along[-3 - summed]
+    order = memory_order(grid, kept)
+    memory = tuple(cut.extents[d] for d in order)
+    tile = StagedType(tensor.dtype, memory, tuple(order.index(d) for d in along), tensor.config, number)
+    if span_of(memory[-1] * itemsize) is None or tile.rows < LEAST_ROWS or tile.nbytes % RING_ALIGNMENT:
+        return None
+    return tile, Way(None, itemsize, turned=kept)
+
+
+def _staged(grid: types.Type, state: Pipelines, parts: int, number: int, summed: int) -> tuple[StagedType, Way]:
+    """How tiles of a grid lie in a stage, and how they come: in so many parts, if they can be divided so.
+
+    Threads read across the `summed` dimension, if it is not 0 (see `passes.summed`).
+    """
     assert isinstance(grid, TileGridType), "the language takes no other streams"
     tensor, cut = grid.tensor, grid.cut
     facts, name, itemsize = tensor.facts, tensor.parameter, tensor.dtype.itemsize
@@ -214,6 +238,8 @@ def _staged(grid: types.Type, state: Pipelines, parts: int, number: int) -> tupl
         raise Unfit(f"{name} is written, too")
     if facts.unit is None:
         raise Unfit(f"{name} has no dimension of stride 1")
+    if summed and (turned := _turned(grid, summed, number)) is not None:
+        return turned
     order = memory_order(grid)
     memory = tuple(cut.extents[d] for d in order)
     if span_of(memory[-1] * itemsize) is None or not cut.shape:
@@ -276,12 +302,15 @@ def the_pipelines() -> Pipelines:
 
 @lowers(intrinsics.ring)
 def ring(
-    number: types.Type, stages: types.Type, shared: types.Type, follows: types.Type, counts: types.Type, *grids: types.Type
-) -> Any:
+    number: types.Type, stages: types.Type, shared: types.Type, follows: types.Type, counts: types.Type, summed: types.Type,
+    *grids: types.Type,
+) -> Any:  # fmt: skip
     compilation, state = current(), the_pipelines()
     together = known(shared)
     parts = math.prod(*state.clusters.values()) if together and state.target.multicast else 1
-    ways = [_staged(grid, state, parts if together >> n & 1 else 1, known(number)) for n, grid in enumerate(grids)]
+    ways = [
+        _staged(grid, state, parts if together >> n & 1 else 1, known(number), known(summed)[n]) for n, grid in enumerate(grids)
+    ]
     staged = iter([(*way, bool(known(follows) >> n & 1)) for n, way in enumerate(ways)])
     variants = tuple(Variant(*zip(*itertools.islice(staged, count), strict=True)) for count in known(counts))
     each = max(sum(variant.rooms) for variant in variants)
@@ -312,6 +341,7 @@ def ring(
         state.barrier_bytes += 2 * _BARRIER * count
         state.ring_bytes += count * each
         state.copied |= ring_type.copied
+        state.summed |= any(known(summed))
         compilation.note("ring", ring_type)
         base = behind_rooms(builder, begin)
         # Taken for a constant, the address would be computed anew in each turn of a loop.

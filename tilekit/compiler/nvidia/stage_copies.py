@@ -16,12 +16,13 @@ from tilekit.compiler.codegen.types import i32, i64, integer
 from tilekit.compiler.codegen.view_types import TileRowType
 from tilekit.compiler.layouts.conversion import Swizzle
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP, Layout
-from tilekit.compiler.nvidia.multibuffer import RingType, by_panels, memory_order, tensor_map_of, the_pipelines
+from tilekit.compiler.nvidia.multibuffer import RingType, Way, by_panels, memory_order, tensor_map_of, the_pipelines
 from tilekit.compiler.nvidia.staged import StagedType
 
 __all__ = ["dealt", "fill"]
 
 _UNROLLED = 16  # copies of a tile that are written out for a thread; of more there is a loop
+_SECTOR_BITS, _PIECE_BITS = 3, 2  # words of a sector of the L2 cache; of 16 bytes of shared memory
 _VOID = ir.VoidType()
 
 
@@ -52,7 +53,7 @@ def fill(
                     _load(builder, row, value, tile, way.map, target, full, index, way.parts)
     for (row, value, index), tile, way, target in zip(rows, ring.tiles, ring.ways, targets, strict=True):
         if way.map is None:
-            _copy(builder, row, value, tile, way.nbytes, target, index)
+            _copy(builder, row, value, tile, way, target, index)
     if ring.copied:
         text = "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];"
         asm(builder, text, "r,~{memory}", _VOID, [full], effect=True)
@@ -69,17 +70,27 @@ def _one_of_them(builder: ir.IRBuilder) -> Iterator[None]:
         yield
 
 
-def dealt(tile: StagedType, nbytes: int, producers: int) -> tuple[Layout, Swizzle, int]:
+def dealt(tile: StagedType, nbytes: int, producers: int, unit: int | None = None) -> tuple[Layout, Swizzle, int]:
     """How threads share the work of copying a tile, `nbytes` at a time: neighbours copy neighbours in a row, then row after row.
+
+    Of a tile that is transposed on its way, `unit` is the dimension without gaps in the tensor: a warp reads 32 bytes along it,
+    which the L2 cache gives at once, of 4 rows, and writes each word to another bank.
 
     Returns:
         Which elements each copies, where they go, and in how many turns of a loop: in each further one, a thread has the number
         of one that does not exist.
     """
-    turns = max(1, tile.nbytes // nbytes // producers // _UNROLLED)
+    unrolled = _UNROLLED // 2 if the_pipelines().summed else _UNROLLED  # of those that keep fewer registers
+    turns = max(1, tile.nbytes // nbytes // producers // unrolled)
     swizzle, rank = tile.swizzle(), len(tile.shape)
     dims = sorted((d for d in range(rank) if tile.axes[d] >= 0), key=lambda d: -tile.axes[d])
-    bits = [tuple(n if other == d else 0 for other in range(rank)) for d in dims for n in _powers(tile.shape[d])]
+    along = {d: [tuple(n if other == d else 0 for other in range(rank)) for n in _powers(tile.shape[d])] for d in dims}
+    if unit is not None:
+        read, written = along[unit], along[dims[0]]
+        sector, piece = _SECTOR_BITS, _PIECE_BITS
+        across = piece + (producers // WARP).bit_length() - 1  # the warps have other rows; a thread has several words of each
+        along[unit], along[dims[0]] = [], [*read[:sector], *written[:across], *read[sector:], *written[across:]]
+    bits = [v for d in dims for v in along[d]]
     together = (nbytes // tile.dtype.itemsize).bit_length() - 1
     lanes, warps = together + WARP.bit_length() - 1, together + (producers * turns).bit_length() - 1
     bits += [(0,) * rank] * (warps - len(bits))  # more threads than copies: some do the same
@@ -96,16 +107,16 @@ def _copy(
     row: TileRowType,
     value: ir.Value,
     tile: StagedType,
-    nbytes: int,
+    way: Way,
     target: ir.Value,
     index: list[ir.Value],
 ) -> None:
-    """Copy a tile, `nbytes` at a time. What does not exist of it becomes zeros."""
-    tensor, cut, producers = row.grid.tensor, row.grid.cut, the_pipelines().producers
-    itemsize, order = tensor.dtype.itemsize, memory_order(row.grid)
-    unit, count = order[-1], nbytes // itemsize
+    """Copy a tile, so many bytes at a time as its `way` says. What does not exist of it becomes zeros."""
+    tensor, cut, producers, nbytes = row.grid.tensor, row.grid.cut, the_pipelines().producers, way.nbytes
+    itemsize, order = tensor.dtype.itemsize, memory_order(row.grid, way.turned)
+    unit, count = memory_order(row.grid)[-1], nbytes // itemsize
     whole = StagedType(tile.dtype, tile.memory, tuple(map(order.index, range(len(order)))), tile.config, tile.ring)
-    lies, swizzle, turns = dealt(whole, nbytes, producers)
+    lies, swizzle, turns = dealt(whole, nbytes, producers, None if way.turned is None else unit)
     together = lies.run(unit)[: len(swizzle.shared)]
     pattern = access_pattern(tensor, lies, row.free, cut.steps)
     pattern = AccessPattern(vector=together, edge=together, ragged=pattern.ragged, checked=pattern.checked)

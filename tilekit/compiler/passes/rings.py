@@ -50,6 +50,7 @@ from tilekit.compiler.passes.factors import is_view
 from tilekit.compiler.passes.multicast import alike
 from tilekit.compiler.passes.multiples import divisor_of, divisor_of_sum, slice_of
 from tilekit.compiler.passes.producer import Unfit, produce
+from tilekit.compiler.passes.summed import summed_along
 
 __all__ = ["Unfit", "make_rings"]
 
@@ -309,8 +310,10 @@ def _ring(number: int, ring: _Ring, shared: Mapping[Operation, list[bool]], resu
     together = bits(each for users in ring.variants.values() for each in shared[users[0]])
     behind = bits(any(each) for users in ring.variants.values() for each in zip(*map(follows, users), strict=True))
     counts = Group(tuple(Constant(len(key)) for key in ring.variants))
+    across = [set(each) for users in ring.variants.values() for each in zip(*map(summed_along, users), strict=True)]
+    summed = Group(tuple(Constant(each.pop() if len(each) == 1 else 0) for each in across))
     whole, *others = results
-    operands = [Constant(number), Constant(ring.stages or 0), together, behind, counts, *grids]
+    operands = [Constant(number), Constant(ring.stages or 0), together, behind, counts, summed, *grids]
     operations.append(_call(intrinsics.ring, operands, locations[0], whole))
     for at, (other, location) in enumerate(zip(others, locations[1:], strict=True), start=1):
         operations.append(_call(intrinsics.variant, [whole, Constant(at)], location, other))

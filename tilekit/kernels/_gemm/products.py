@@ -25,13 +25,14 @@ from tilekit.kernels._gemm.schedules import (
     Schedule,
     check_splits,
     check_tile,
+    fits_stages,
     result_dtype,
     schedule_of,
     sum_dtype,
 )
 from tilekit.kernels._gemm.stream_k import shares_of
 from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, out_or_new, power, shaped, takes_ops
-from tilekit.kernels._staging import COPIES, LINES, aligned, in_stages, pitched, staged_operands
+from tilekit.kernels._staging import COPIES, LINES, aligned, exact_in_stages, in_stages, pitched, staged_operands
 from tilekit.lang.functions import Function
 from tilekit.launch.copying import as_real
 from tilekit.ops import DeviceOp, Spec
@@ -441,7 +442,7 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
     check_splits(splits, matrix)
     result = result_dtype(a, dtype, wide)
     exact = a.dtype == dtypes.float32 and precision != "tf32"
-    staged = not exact and staged_operands(a, b)
+    staged, fetched = not exact and staged_operands(a, b), exact and not on_cpu(a) and exact_in_stages(a, b)
     copied, cpu = in_stages(a, b, to=COPIES, warpgroups=False), on_cpu(a)
     even, lines = aligned(a, b), pitched(a, b, to=LINES)
     beside = sum(x.itemsize for x, each in zip((c, *operands), (added, *along), strict=True) if each and all(each[-2:]))
@@ -454,7 +455,7 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
             a, (batch, *((n, m) if turned else (m, n)), k or _LEAST), staged=staged, copied=copied, even=even, cpu=cpu,
             lines=lines, tf32=a.dtype == dtypes.float32 and not exact, beside=beside, tile=tile, num_warps=num_warps,
             splits=splits, summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
-            abreast=abreast_columns(_turned(a) if turned else b, precision) if modelled else (), turned=turned,
+            abreast=abreast_columns(_turned(a) if turned else b, precision) if modelled else (), turned=turned, fetched=fetched,
         )  # fmt: skip
 
     either = staged and epilogue is None and tile is None and not cpu
@@ -464,9 +465,10 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
         schedule, turned = (other, True) if other.splits == 1 and other.stream is None else (schedule, False)
     if turned:
         added = added[::-1]
-    # Without fast tensor cores a product takes so long that its operands come in time, and registers are better spent on it.
+    # Without fast tensor cores a product of small tiles takes so long that its operands come in time.
     at_once = not (staged or copied) and -(-k // schedule.depth) <= FEW_STEPS
-    warp_specialize = False if exact or a.dtype == dtypes.float64 or at_once else None
+    ahead = fetched and fits_stages(schedule.rows, schedule.columns, schedule.depth, schedule.num_warps, k)
+    warp_specialize = False if (exact and not ahead) or a.dtype == dtypes.float64 or at_once else None
     return _Recipe(extents, result, wide, added, along, warp_specialize, schedule, _kernels(_function(epilogue)), turned)
 
 

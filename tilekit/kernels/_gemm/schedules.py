@@ -26,7 +26,7 @@ from tilekit.lang.matmul import PRECISIONS, accumulator_dtype
 from tilekit.launch.launch import check_warps
 
 __all__ = [
-    "FEW_ROWS", "FEW_STEPS", "Schedule", "check_splits", "check_tile", "result_dtype", "schedule_of", "sum_dtype",
+    "FEW_ROWS", "FEW_STEPS", "Schedule", "check_splits", "check_tile", "fits_stages", "result_dtype", "schedule_of", "sum_dtype",
 ]  # fmt: skip
 
 # Of a multiprocessor, in a clock: products of elements, by the bytes that each has. What else a step along K costs those that do
@@ -71,6 +71,9 @@ _EXACT, _EXACT_DEPTH = ((128, 128), (128, 64), (64, 128), (64, 64)), 16
 # Rows, columns, depth, warps: where multiprocessors have several tiles each, these are as fast as any for their elements, and of
 # small ones fewer are beyond the edges. On an H200 the large ones take 0.9 to 1.06 of the small ones' time.
 _EXACT_SMALL, _EXACT_LARGE, _EXACT_WORTH = (64, 64, 32, 2), (128, 128, 32, 4), 1.03
+# The same of operands that come to stages: a thread has 8 x 16 elements of the result, and 174 of 216 registers of a thread hold
+# these and two turns of what it multiplies, so that two blocks fit a multiprocessor.
+_EXACT_STAGED, _EXACT_STAGED_WORTH, _EXACT_STAGED_BLOCKS = (128, 128, 16, 4), 1.25, 2
 _EXACT_SHARES = {64: 0.85, 32: 0.75, 16: 0.5}
 # Multiply-adds in a clock; rows and columns of operands that come to shared memory in one, also if not 16 bytes at a time; clocks
 # that a block waits for its operands, while others that are there calculate: so many warps at most.
@@ -178,7 +181,7 @@ def check_splits(splits: Any, matrix: bool) -> None:
 def schedule_of(
     a: Tensor, shape: tuple[int, int, int, int], *, staged: bool, copied: bool, even: bool, cpu: bool, tf32: bool, beside: int,
     tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | str | None, summed: bool = False,
-    abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True, clusters: bool = True,
+    abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True, clusters: bool = True, fetched: bool = False,
 ) -> Schedule:  # fmt: skip
     """The schedule for a product of shape `(batch, M, N, K)`.
 
@@ -197,11 +200,12 @@ def schedule_of(
         turned: whether it is the transpose that is stored, whose rows go across what a warp has.
         lines: whether rows, or columns, of the operands are whole lines of the cache, of 128 bytes.
         clusters: whether blocks may load tiles together, which those of kernels that find their tiles by themselves do not.
+        fetched: see `_staging.exact_in_stages`.
     """
     check_warps(num_warps)
     return _schedule(
         shape, multiprocessors(a), a.itemsize, staged, copied, even, cpu, tf32, beside, tile, num_warps, splits, summed,
-        abreast, turned, lines, clusters,
+        abreast, turned, lines, clusters, fetched,
     )  # fmt: skip
 
 
@@ -209,7 +213,7 @@ def schedule_of(
 def _schedule(
     shape: tuple[int, int, int, int], count: int, itemsize: int, staged: bool, copied: bool, even: bool, cpu: bool, tf32: bool,
     beside: int, tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | str | None, summed: bool = False,
-    abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True, clusters: bool = True,
+    abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True, clusters: bool = True, fetched: bool = False,
 ) -> Schedule:  # fmt: skip
     batch, m, n, k = shape
     clocks = math.inf
@@ -230,7 +234,7 @@ def _schedule(
         bk = _STAGED_BYTES // itemsize
         bm, bn, warps, parts, clocks = _cheapest(shape, count, itemsize, summed, beside, splits, abreast, turned, lines, clusters)
     elif itemsize == 4 and not tf32 and not copied:
-        bm, bn, bk, warps, occupancy = _exact(shape, count, beside, even)
+        bm, bn, bk, warps, occupancy = _exact(shape, count, beside, even, fetched)
         parts = splits or _parts(batch * -(-m // bm) * -(-n // bn), -(-k // bk), count)
     else:
         loaded = _LOADED_TF32 if tf32 else _LOADED[itemsize]
@@ -243,6 +247,9 @@ def _schedule(
     if num_warps is not None:
         warps = num_warps
     steps = -(-k // bk)
+    ahead = staged or copied or (fetched and fits_stages(bm, bn, bk, warps, k))
+    if fetched and ahead:
+        occupancy = _EXACT_STAGED_BLOCKS
     # Blocks that stay, one after the other visiting tiles; where nothing is fetched ahead, the GPU deals tiles out better.
     held, stream = _held(count, warps), None
     if isinstance(parts, str):
@@ -252,7 +259,12 @@ def _schedule(
     tiles = max(1, batch * -(-m // bm) * -(-n // bn) * parts)
     if stream is not None:
         tiles = max(1, stream.top * stream.columns)
-    return Schedule(bm, bn, bk, parts, share, min(tiles, held) if staged or copied else tiles, warps, occupancy, stream, clocks)
+    return Schedule(bm, bn, bk, parts, share, min(tiles, held) if ahead else tiles, warps, occupancy, stream, clocks)
+
+
+def fits_stages(bm: int, bn: int, bk: int, warps: int, k: int) -> bool:
+    """Whether tiles of exact products of float32 come to stages: if threads have much to do with them, in several steps."""
+    return warps == _EXACT_STAGED[3] and bm * bn >= _EXACT_STAGED[0] * _EXACT_STAGED[1] and -(-k // bk) > FEW_STEPS
 
 
 def _held(count: int, warps: int) -> int:
@@ -343,19 +355,24 @@ def _clocks(
     return hidden + stored * bm * bn / (_STORED / 2 if turned else _STORED) + _LATENCY + after
 
 
-def _exact(shape: tuple[int, int, int, int], count: int, beside: int, even: bool) -> tuple[int, int, int, int, int | None]:
+def _exact(
+    shape: tuple[int, int, int, int], count: int, beside: int, even: bool, fetched: bool
+) -> tuple[int, int, int, int, int | None]:
     """The tile, the warps, and the blocks of a multiprocessor for float32 operands whose products are exact: that with which the
     multiprocessor that has most is done first.
     """
-    batch, m, n, _ = shape
+    batch, m, n, k = shape
 
     def most(bm: int, bn: int) -> int:
         return -(-(batch * -(-m // bm) * -(-n // bn)) // count)
 
-    small, large = _EXACT_SMALL, _EXACT_LARGE
+    fetched = fetched and -(-k // _EXACT_STAGED[2]) > FEW_STEPS
+    small, large, worth = _EXACT_SMALL, _EXACT_LARGE, _EXACT_WORTH
+    if fetched:
+        large, worth = _EXACT_STAGED, _EXACT_STAGED_WORTH
     if min(m, n) > small[0] // 2 and most(*small[:2]) > 1:
-        few = most(*large[:2]) * large[0] * large[1] <= _EXACT_WORTH * most(*small[:2]) * small[0] * small[1]
-        return *(large if few and not beside else small), None
+        few = most(*large[:2]) * large[0] * large[1] <= worth * most(*small[:2]) * small[0] * small[1]
+        return *(large if few and not beside else small), _EXACT_STAGED_BLOCKS if fetched and few and not beside else None
     best, chosen = math.inf, (64, 64, 8)
     for rows, columns in _EXACT:
         bm, bn = (max(_LEAST, min(size, power(extent))) for size, extent in ((rows, m), (columns, n)))
