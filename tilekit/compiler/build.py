@@ -288,7 +288,10 @@ def _with_rings(
                 if deals_registers(gpu) and not tried.deals:
                     tried = state(tried.rooms, tried.kept, apart=tried.apart, deals=True)
                     continue
-                raise Unfit(f"with warps that load, too, registers of {occupancy} blocks on a multiprocessor spill")
+                # Those who copy words for sums by threads may spill what they need once in a turn: it is not they who are late.
+                if not (tried.deals and tried.summed and kernel.spilled_bytes <= _FEW_SPILLS):
+                    raise Unfit(f"with warps that load, too, registers of {occupancy} blocks on a multiprocessor spill")
+                return kernel, compilation
             if 0 < kernel.spilled_bytes <= _FEW_SPILLS and not tried.spare and deals_registers(gpu):
                 # Perhaps it is those who load that spill, since it takes much to find out which tiles come.
                 tried, spilling = state(tried.rooms, tried.kept, apart=tried.apart, spare=_SPARE), (kernel, compilation)

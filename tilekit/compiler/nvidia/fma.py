@@ -17,9 +17,11 @@ from tilekit.compiler.nvidia.products import MatrixProduct, Way, product_family
 
 __all__ = ["fma"]
 
-import os
-_UNROLLED = int(os.environ.get("UNROLL","512"))
+_UNROLLED = 512
 """How many multiplications of float32 are written out: of more, ptxas keeps so many operands that registers spill."""
+_AHEAD = 1024
+"""The same where operands are read a turn ahead, across `k`: ptxas then keeps two turns of them, however many are written out. The
+more there are, the better it deals accumulators out to the two banks of registers."""
 _LEAST_DEPTH = 4  # elements of 16 bytes, which are read together
 
 
@@ -29,8 +31,9 @@ def fma(product: MatrixProduct) -> Way:
     a, b = product.tiles[:2]
     shape, depth, warps = product.shape, product.depth, a.config.num_warps
     result = TileType(product.dtype, layouts.accumulator(shape, warps, a.dtype.itemsize), a.config)
-    operands = Operands(product, (a.dtype, b.dtype), layouts.sum_of_products(shape, depth, warps), across=a.dtype.itemsize == 4)
-    at_once = min(depth, max(_LEAST_DEPTH, _UNROLLED // result.layout.num_registers))
+    across = a.dtype.itemsize == 4
+    operands = Operands(product, (a.dtype, b.dtype), layouts.sum_of_products(shape, depth, warps), across=across)
+    at_once = min(depth, max(_LEAST_DEPTH, (_AHEAD if across else _UNROLLED) // result.layout.num_registers))
 
     def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value | None) -> ir.Value:
         *factors, total = operands.brought(builder, x, y, z, result, at_once)
@@ -44,7 +47,7 @@ def _sum_of_products(
 ) -> Elements:
     """float32, multiplied and added by each thread, in the order of `k`, of which `at_once` are written out.
 
-    What is multiplied with the next `k` is read before this one's is multiplied, where that takes no more than a vector of each.
+    What is multiplied with the next `k` is read before this one's is, unless an access brings several `k`: that takes registers.
     """
     takers = [o.taker(builder) for o in operands]
     ahead = not any(operand.deep for operand in operands)
@@ -66,26 +69,30 @@ def _sum_of_products(
 
 
 class _Fragments:
-    """What a thread multiplies with one `k`: its rows of `a`, and its columns of `b`."""
+    """What a thread multiplies with one `k`: its rows of `a`, and its columns of `b`.
+
+    Attributes:
+        walk: the registers of the result in the order in which they are added to, with the places of both factors: row after row,
+            forth and back, so that each takes one of them from the instruction before, which keeps it at hand (`.reuse`).
+    """
 
     def __init__(self, operands: Sequence[Operand], takers: Sequence[Take], layout: Layout) -> None:
-        self._takers, self._targets, self._rank = takers, [o.target for o in operands], len(layout.shape)
-        self.coordinates = layout.coordinates()
-        rank = self._rank
-        self._rows = list(dict.fromkeys(at[: rank - 1] for at in self.coordinates))
-        self._columns = list(dict.fromkeys((*at[: rank - 2], at[-1]) for at in self.coordinates))
+        self._takers, self._targets = takers, [operand.target for operand in operands]
+        coordinates = layout.coordinates()
+        self._rows = sorted({at[:-1] for at in coordinates})
+        self._columns = sorted({(*at[:-2], at[-1]) for at in coordinates})
+        self.walk = []
+        for number, row in enumerate(self._rows):
+            columns = [at for at in self._columns if at[:-1] == row[:-1]]
+            for column in columns if number % 2 == 0 else reversed(columns):
+                places = number, len(self._rows) + self._columns.index(column)
+                self.walk.append((layout.register_of((*row, column[-1])), *places))
 
     def at(self, k: int) -> Elements:
         """The elements of both, one after the other."""
         x, y = self._targets
         rows = [self._takers[0](x.register_of((*at, k))) for at in self._rows]
-        columns = [self._takers[1](y.register_of((*at[:-1], k, at[-1]))) for at in self._columns]
-        return [*rows, *columns]
-
-    def pair(self, held: Elements, at: Vector) -> tuple[ir.Value, ir.Value]:
-        """Those whose product belongs to an element of the result."""
-        row, column = self._rows.index(at[:-1]), self._columns.index((*at[:-2], at[-1]))
-        return held[row], held[len(self._rows) + column]
+        return [*rows, *(self._takers[1](y.register_of((*at[:-1], k, at[-1]))) for at in self._columns)]
 
 
 def _looped(
@@ -118,62 +125,15 @@ def _multiplied(
     then: _Fragments | None = None,
 ) -> tuple[Elements, Elements]:
     """The sum of `total` and the products of `depth` fragments, the `first` of which may be there already; and the first of those
-    that come `then`."""
-    held, read = first, list[ir.Value]()
+    that come `then`. Those of the next `k` are read before they are multiplied, if they are read `ahead`."""
+    held, following = first, list[ir.Value]()
     for k in range(depth):
         held = fragments.at(k) if held is None else held
-        following = None
         if ahead and k + 1 < depth:
             following = fragments.at(k + 1)
-        elif then is not None and k + 1 == depth:
-            read = then.at(0)
-        for register, at in ORDER(list(enumerate(fragments.coordinates))):
-            a, b = fragments.pair(held, at)
-            total[register] = arithmetic.fma(builder, a, b, total[register])
-        held = following
-    return total, read
-
-
-import os
-
-
-def ORDER(at):
-    kind = os.environ.get("ORDER", "base")
-    rows = list(dict.fromkeys(c[-2] for _, c in at))
-    cols = list(dict.fromkeys(c[-1] for _, c in at))
-    if os.environ.get("SORT", "1") == "1":
-        rows, cols = sorted(rows), sorted(cols)
-    reg = {c[-2:]: (r, c) for r, c in at}
-
-    def serp(xs, odd):
-        return xs[::-1] if odd else xs
-
-    out = []
-    if kind == "base":
-        return at
-    if kind == "ij":
-        out = [(i, j) for i in rows for j in cols]
-    if kind == "ji":
-        out = [(i, j) for j in cols for i in rows]
-    if kind == "serp":
-        out = [(i, j) for n, i in enumerate(rows) for j in serp(cols, n & 1)]
-    if kind == "sjrp":
-        out = [(i, j) for n, j in enumerate(cols) for i in serp(rows, n & 1)]
-    if kind.startswith("strip"):
-        w = int(kind[5:])
-        out = [
-            (i, j)
-            for n in range(0, len(cols), w)
-            for m, i in enumerate(serp(rows, (n // w) & 1))
-            for j in serp(cols[n : n + w], m & 1)
-        ]
-    if kind.startswith("rstrip"):
-        w = int(kind[6:])
-        out = [
-            (i, j)
-            for n in range(0, len(rows), w)
-            for m, j in enumerate(serp(cols, (n // w) & 1))
-            for i in serp(rows[n : n + w], m & 1)
-        ]
-    assert len(out) == len(at)
-    return [reg[o] for o in out]
+        elif ahead and then is not None:
+            following = then.at(0)
+        for register, row, column in fragments.walk:
+            total[register] = arithmetic.fma(builder, held[row], held[column], total[register])
+        held = following if ahead else None
+    return total, following

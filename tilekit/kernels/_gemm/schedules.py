@@ -74,6 +74,7 @@ _EXACT_SMALL, _EXACT_LARGE, _EXACT_WORTH = (64, 64, 32, 2), (128, 128, 32, 4), 1
 # The same of operands that come to stages: a thread has 8 x 16 elements of the result, and 174 of 216 registers of a thread hold
 # these and two turns of what it multiplies, so that two blocks fit a multiprocessor.
 _EXACT_STAGED, _EXACT_STAGED_WORTH, _EXACT_STAGED_BLOCKS = (128, 128, 16, 4), 1.25, 2
+_EXACT_STAGED_LEAST = 128 * 128  # elements of a tile that comes so: of less, those who load would be more than those who calculate
 _EXACT_SHARES = {64: 0.85, 32: 0.75, 16: 0.5}
 # Multiply-adds in a clock; rows and columns of operands that come to shared memory in one, also if not 16 bytes at a time; clocks
 # that a block waits for its operands, while others that are there calculate: so many warps at most.
@@ -249,7 +250,7 @@ def _schedule(
     steps = -(-k // bk)
     ahead = staged or copied or (fetched and fits_stages(bm, bn, bk, warps, k))
     if fetched and ahead:
-        occupancy = _EXACT_STAGED_BLOCKS
+        occupancy = _EXACT_STAGED_BLOCKS if warps == _EXACT_STAGED[3] else None
     # Blocks that stay, one after the other visiting tiles; where nothing is fetched ahead, the GPU deals tiles out better.
     held, stream = _held(count, warps), None
     if isinstance(parts, str):
@@ -264,7 +265,7 @@ def _schedule(
 
 def fits_stages(bm: int, bn: int, bk: int, warps: int, k: int) -> bool:
     """Whether tiles of exact products of float32 come to stages: if threads have much to do with them, in several steps."""
-    return warps == _EXACT_STAGED[3] and bm * bn >= _EXACT_STAGED[0] * _EXACT_STAGED[1] and -(-k // bk) > FEW_STEPS
+    return warps >= _EXACT_STAGED[3] and bm * bn >= _EXACT_STAGED_LEAST and -(-k // bk) > FEW_STEPS
 
 
 def _held(count: int, warps: int) -> int:
