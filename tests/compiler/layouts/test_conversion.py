@@ -7,7 +7,7 @@ import pytest
 
 from tilekit.compiler.layouts.conversion import Swizzle, wavefronts, with_lanes, with_runs, within_threads, within_warps
 from tilekit.compiler.layouts.linear import Config, Layout
-from tilekit.compiler.layouts.mma import accumulator, warpgroup_accumulator
+from tilekit.compiler.layouts.mma import accumulator, sum_of_products, warpgroup_accumulator
 
 SHAPES = [(128,), (64, 64), (32, 32), (128, 16), (16, 256), (1, 1024), (4, 8), (2, 2)]
 
@@ -186,3 +186,24 @@ def test_tiles_as_they_are_loaded_get_runs_by_shuffles_too(itemsize):
                     if source != target:
                         np.testing.assert_array_equal(swapped(held(source), swaps), held(target))
                         assert len(target.run(dim)) > len(source.run(dim))
+
+
+@pytest.mark.parametrize(
+    ("shape", "depth", "warps"), [((128, 128), 16, 4), ((64, 64), 32, 2), ((128, 64), 32, 4), ((32, 64), 8, 1)]
+)
+@pytest.mark.parametrize("vec", [1, 4])
+def test_operands_are_read_across_k(shape, depth, warps, vec):
+    """Each element has a place of its own, of which 16 bytes are read at once, whichever dimension was loaded together."""
+    for kept, target in enumerate(sum_of_products(shape, depth, warps)):
+        deep = [v for v in target.reg if v[1 - kept]]
+        for fastest in range(2):
+            source = Layout.blocked(target.shape, Config(warps, vec), fastest)
+            swizzle = Swizzle.between(source, target, 4, deep, read_wide=True)
+            assert len({swizzle.offset(at) for at in np.ndindex(target.shape)}) == np.prod(target.shape)
+            assert len(swizzle.shared) == 2 and not set(swizzle.shared) & set(deep)
+            read, written = swizzle.within(target), swizzle.within(source)
+            assert wavefronts(read, target, 4) <= 4
+            for side, layout in ((read, target), (written, source)):
+                for group in side.registers(layout):
+                    offsets = [swizzle.offset(layout.coordinates()[register]) for register in group]
+                    assert offsets == list(range(offsets[0], offsets[0] + len(group)))

@@ -119,8 +119,8 @@ class Pipelines:
         turn: that is being lowered; None outside of them. `parking`: by ring, whether the last one put operands somewhere.
         places: where such operands lie, in bytes behind all rings; `parked_bytes`: how much they take.
         read: the rings whose tiles threads read by themselves, as far as it was lowered; `unfenced`: since a fence.
-        copied: whether all `producers` load, and not one of them alone, as far as it was lowered. `summed`: whether threads add up
-            products of what they load by themselves.
+        copied: whether all `producers` load, and not one of them alone, as far as it was lowered. `summed`: whether threads
+            multiply and add what they load by themselves.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from tilekit.compiler.codegen.convert_layout import Take
 from tilekit.compiler.codegen.emit import pack
 from tilekit.compiler.codegen.types import TileType, i32, integer
 from tilekit.compiler.layouts import mma as layouts
-from tilekit.compiler.layouts.linear import Layout, Vector
+from tilekit.compiler.layouts.linear import Layout
 from tilekit.compiler.nvidia.fragments import Elements, Operand, Operands
 from tilekit.compiler.nvidia.products import MatrixProduct, Way, product_family
 
@@ -19,9 +19,9 @@ __all__ = ["fma"]
 
 _UNROLLED = 512
 """How many multiplications of float32 are written out: of more, ptxas keeps so many operands that registers spill."""
-_AHEAD = 1024
-"""The same where operands are read a turn ahead, across `k`: ptxas then keeps two turns of them, however many are written out. The
-more there are, the better it deals accumulators out to the two banks of registers."""
+_AHEAD = 8
+"""How many `k` are written out where operands are read a turn ahead, across `k`: ptxas keeps two turns of them. The more there
+are, the better it deals accumulators out to the two banks of registers."""
 _LEAST_DEPTH = 4  # elements of 16 bytes, which are read together
 
 
@@ -33,7 +33,7 @@ def fma(product: MatrixProduct) -> Way:
     result = TileType(product.dtype, layouts.accumulator(shape, warps, a.dtype.itemsize), a.config)
     across = a.dtype.itemsize == 4
     operands = Operands(product, (a.dtype, b.dtype), layouts.sum_of_products(shape, depth, warps), across=across)
-    at_once = min(depth, max(_LEAST_DEPTH, (_AHEAD if across else _UNROLLED) // result.layout.num_registers))
+    at_once = min(depth, _AHEAD if across else max(_LEAST_DEPTH, _UNROLLED // result.layout.num_registers))
 
     def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value | None) -> ir.Value:
         *factors, total = operands.brought(builder, x, y, z, result, at_once)

@@ -78,7 +78,8 @@ class Operands:
             for tile, to, held in zip(product.tiles[:2], tiles, (x_elements, y_elements), strict=True)
         ]
         turns = _turns(len(product.shape), at_once, product.depth)
-        first, second = _brought(builder, list(zip(tiles, converted, self._layouts, strict=True)), turns, self._staged, self._across)
+        each = list(zip(tiles, converted, self._layouts, strict=True))
+        first, second = _brought(builder, each, turns, self._staged, self._across)
         return first, second, list(total)
 
 
@@ -121,9 +122,7 @@ class Operand:
             if within_threads(tile.layout, target) is None:
                 current().note("conversion", tile.dtype, tile.layout, target, True)
                 apart = self._k if across else [vector for _, vector in turns]
-                self.lies = self.passage = Passage(
-                    tile.dtype, tile.layout, target, apart, matrices=True, read_wide=across
-                )
+                self.lies = self.passage = Passage(tile.dtype, tile.layout, target, apart, matrices=True, read_wide=across)
             else:
                 self.held = in_layout(builder, tile, held, target)
 

@@ -1,8 +1,8 @@
 """Dimensions that threads sum over by themselves: across these they read operands in shared memory.
 
 A thread that multiplies and adds float32 by itself (`nvidia.fma`) takes, for each `k`, neighbouring rows of `a` and neighbouring
-columns of `b`, 16 bytes at a time. Neighbours along `k` would do as well for the accesses, but not for the registers: these are in
-two banks, by whether their number is even, and so all of a `k` would be in one, which an instruction reads once in a clock.
+columns of `b`, 16 bytes at a time. Neighbours along `k` would do as well for the accesses, but not for the registers: these are
+in two banks, by whether their number is even, and so all of a `k` would be in one, which is read once in a clock.
 
 Legal always: where a tile lies in a stage changes no element. A tile whose `k` is the dimension without gaps is transposed on its
 way, which costs those that load more copies; so it is asked for only where all that reads the tile are such products.

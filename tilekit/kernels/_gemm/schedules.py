@@ -74,7 +74,7 @@ _EXACT_SMALL, _EXACT_LARGE, _EXACT_WORTH = (64, 64, 32, 2), (128, 128, 32, 4), 1
 # The same of operands that come to stages: a thread has 8 x 16 elements of the result, and 174 of 216 registers of a thread hold
 # these and two turns of what it multiplies, so that two blocks fit a multiprocessor.
 _EXACT_STAGED, _EXACT_STAGED_WORTH, _EXACT_STAGED_BLOCKS = (128, 128, 16, 4), 1.25, 2
-_EXACT_STAGED_LEAST = 128 * 128  # elements of a tile that comes so: of less, those who load would be more than those who calculate
+_EXACT_STAGED_LEAST = 128 * 128  # elements of a tile that comes so; of small ones, several blocks load while others calculate
 _EXACT_SHARES = {64: 0.85, 32: 0.75, 16: 0.5}
 # Multiply-adds in a clock; rows and columns of operands that come to shared memory in one, also if not 16 bytes at a time; clocks
 # that a block waits for its operands, while others that are there calculate: so many warps at most.
