@@ -229,6 +229,14 @@ def check_choice(name: str, what: str, choice: Any, choices: tuple[str, ...]) ->
         raise ValueError(f"{name}: {what} is {', '.join(others)} or {last}, not {choice!r}")
 
 
+def check_splits(name: str, splits: Any, *, otherwise: str = "") -> None:
+    """Raise ValueError unless it is None or a number of parts that sums are split into, or what else is allowed."""
+    also = f', or "{otherwise}"' if otherwise else ""
+    known = splits in (otherwise or None,) if isinstance(splits, str) else type(splits) is int and splits >= 1
+    if splits is not None and not known:
+        raise ValueError(f"{name}: splits is an int from 1 on{also}, not {splits!r}")
+
+
 def same_shape(name: str, **tensors: Tensor) -> None:
     """Raise ValueError or TypeError unless all of them have the shape and the dtype of the first."""
     (first, like), *others = tensors.items()

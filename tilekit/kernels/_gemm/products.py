@@ -23,15 +23,14 @@ from tilekit.kernels._gemm.schedules import (
     FEW_ROWS,
     FEW_STEPS,
     Schedule,
-    check_splits,
     check_tile,
     result_dtype,
     schedule_of,
     sum_dtype,
 )
 from tilekit.kernels._gemm.stream_k import shares_of
-from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, out_or_new, power, shaped, takes_ops
-from tilekit.kernels._staging import COPIES, LINES, aligned, in_stages, pitched, staged_operands
+from tilekit.kernels._host import Launches, Operand, a_tensor, check_splits, filled, on_cpu, out_or_new, power, shaped, takes_ops
+from tilekit.kernels._staging import COPIES, LINES, aligned, in_stages, pitched, staged_operands, straightened
 from tilekit.lang.functions import Function
 from tilekit.launch.copying import as_real
 from tilekit.ops import DeviceOp, Spec
@@ -297,6 +296,7 @@ def gemm(
     if not isinstance(operands, (tuple, list)):
         raise TypeError(f"gemm: operands is a tuple of the epilogue's tensors and scalars, not {type(operands).__name__}")
     a_tensor("gemm", a=a, b=b)
+    a, b = straightened(a), straightened(b)
     for at, x in enumerate(operands):
         a_tensor("gemm", **{f"operands[{at}]": x})
     if isinstance(beta, (int, float)) and beta == 0:
@@ -389,11 +389,7 @@ def gemm(
             else:
                 launch = _parts(schedule.mapped(parts), left, right, schedule.share, *way)
             yield launched(launch)
-            columns = min(power(target.shape[-1]), 256)
-            rows = min(power(target.shape[-2]), 256 if on_cpu(a) else _SUMMED // columns)
-            finish, tile = (kernels.finish, (rows, columns)) if matrix else (kernels.finish_batch, (1, rows, columns))
-            launch = finish(target.partition(tile), parts, *rest(), count, *constants)
-            yield launch.generics(BM=rows, BN=columns).num_warps(_SUMMED_WARPS)
+            yield _added_up(kernels, target, parts, count, rest(), constants)
         return y
 
     def launched(launch):
@@ -401,6 +397,19 @@ def gemm(
         return launch if schedule.occupancy is None else launch.occupancy(schedule.occupancy)
 
     return Launches(a, steps, Spec(extents, result))
+
+
+def parts_added_up(target: Any, parts: Any, count: int) -> DeviceOp[Any]:
+    """Add up so many parts of a matrix, `(count, M, N)`: a launch that writes `target`."""
+    return _added_up(_kernels(_nothing_else), target, parts, count, (*[parts] * (1 + _MOST_OPERANDS), 1.0, 1.0), (False, (), ()))
+
+
+def _added_up(kernels, target, parts, count, rest, constants):
+    columns = min(power(target.shape[-1]), 256)
+    rows = min(power(target.shape[-2]), 256 if on_cpu(target) else _SUMMED // columns)
+    finish, tile = (kernels.finish, ()) if len(target.shape) == 2 else (kernels.finish_batch, (1,))
+    launch = finish(target.partition((*tile, rows, columns)), parts, *rest, count, *constants)
+    return launch.generics(BM=rows, BN=columns).num_warps(_SUMMED_WARPS)
 
 
 class _Recipe(NamedTuple):
@@ -438,7 +447,9 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
         raise ValueError("gemm: operands are for an epilogue, and there is none: epilogue=kernels.epilogues.bias adds one")
     along = tuple(_along(f"operands[{at}]", x, extents) for at, x in enumerate(operands))
     tile = check_tile("gemm", tile, abreast=splits != "stream")
-    check_splits(splits, matrix)
+    check_splits("gemm", splits, otherwise="stream")
+    if splits == "stream" and not matrix:
+        raise ValueError('gemm: splits = "stream" is for matrices; the sums of a batch are split into so many parts each')
     result = result_dtype(a, dtype, wide)
     exact = a.dtype == dtypes.float32 and precision != "tf32"
     staged = not exact and staged_operands(a, b)
