@@ -63,7 +63,7 @@ def make_dispatcher(
 
         return as_written(accepted, compiled)
 
-    dispatcher, compilation = with_enough_warps(facts, num_warps, attempt)
+    dispatcher, compilation = with_enough_warps(accepted, facts, num_warps, attempt)
     if compilation.dynamic_bytes:
         raise TilekitError(
             f"kernel {bound.source.name} needs {compilation.dynamic_bytes} bytes of dynamic shared memory, which numba "

@@ -407,6 +407,9 @@ class RowTile(NamedTuple):
         What is folded along the first and the last of these stays in the thread.
         """
         vector = max(map(_aligned, matrices))
+        if any(_aligned(matrix) < min(vector, 16 // matrix.dtype.itemsize) for matrix in matrices):
+            # Where only some are aligned, a lane has no more than four bytes.
+            vector = min(vector, max(1, 4 // min(matrix.dtype.itemsize for matrix in matrices)))
         return self.columns // (32 * self.num_warps * vector), 32 * self.num_warps, vector
 
 
