@@ -116,7 +116,7 @@ def test_they_are_right(device, width):
 @pytest.mark.parametrize(("dtype", "coalesced"), [(tk.bfloat16, 0.5), (tk.float32, 1.0), (tk.int8, 0.25)], ids=str)
 @pytest.mark.parametrize("read", [False, True])
 def test_rows_that_begin_anywhere_beside_aligned_ones(dtype, coalesced, read):
-    """Lanes have four bytes: what is read element by element comes from one line, and the rest is still accessed in whole lines."""
+    """Lanes have four bytes: what is read element by element comes from one line, the rest still in whole lines."""
     odd, even = api.meta((64, 1001), dtype), api.meta((64, 1024), dtype)[:, :1001]
     y, x = (even, odd) if read else (odd, even)
     found = {(a.parameter, a.coalesced, a.bits) for a in accesses(doubled(y.partition((2, 1024)), x), "x", "y")}

@@ -1,4 +1,4 @@
-"""Operands of `kernels.gemm` that are packed, and products of a few rows: against NumPy, and what is launched for which shapes."""
+"""Operands of `kernels.gemm` that are packed, and products of few rows: against NumPy, and what is launched for which shapes."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_parts_of_few_rows(device, deep, rows, k, shared):
     assert np.allclose(parts.reshape(2, -1, rows, 90).sum(1), expected, rtol=1e-4, atol=2e-4 * k**0.5)
 
 
-# --------------------------------------------------------------------------------------------------------------------------- plans
+# -------------------------------------------------------------------------------------------------------------------------- plans
 
 
 def m(*shape, dtype=tk.bfloat16):
@@ -127,7 +127,7 @@ def m(*shape, dtype=tk.bfloat16):
 
 
 def test_what_is_packed():
-    """Odd widths of large products; not where operands are read once or twice, nor where tiles come to shared memory as they lie."""
+    """Odd widths of large products; not where operands are read once or twice, nor where tiles come ahead as they lie."""
     assert names(kernels.gemm(m(4097, 4097), m(4097, 4097)))[:2] == ["_pack", "gemm"]
     assert names(kernels.gemm(m(4097, 4097).T, m(4097, 4096))) == ["_pack", *names(kernels.gemm(m(4097, 4104), m(4104, 4096)))]
     assert names(kernels.gemm(m(2, 500, 5001), m(5001, 1000)))[0] == "_pack"

@@ -24,8 +24,8 @@ __all__ = ["Packing", "described", "packed", "packing_of", "worth_packing"]
 
 BM, BN = tk.generics("BM BN")
 
-# Microseconds on an H200, fitted to 40 random products of odd widths: what a step along K takes for each tile that a multiprocessor
-# has, and besides; the beginning of one more kernel; bytes that are copied in one, and the clocks of one.
+# Microseconds on an H200, fitted to 40 random products of odd widths: what a step along K takes for each tile that a
+# multiprocessor has, and besides; the beginning of one more kernel; bytes that are copied in one, and the clocks of one.
 _ROUND, _STEP, _NEXT, _BYTES, _CLOCKS = 1.0, 0.6, 3.0, 2.5e6, 1700
 _WORTH = 0.9
 _TILE, _WARPS = (64, 64), 4

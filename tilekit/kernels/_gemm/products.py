@@ -438,8 +438,9 @@ def _added_up(kernels, target, parts, count, rest, constants):
 class _Recipe(NamedTuple):
     """What a product takes: its shape and dtype, the constants of its kernels, the schedule, and the kernels.
 
-    Operands may be packed first, and few rows or columns be `vectors` of which no tiles are made. If it is `turned`, the transpose is computed, `b.T @ a.T`: of few rows, for tensor cores take 64 rows at a time and 8 columns;
-    and where other tiles fit.
+    Operands may be packed first; a few rows or columns are `vectors`, of which no tiles are multiplied. If it is `turned`, the
+    transpose is computed, `b.T @ a.T`: of few rows, for tensor cores take 64 rows at a time and 8 columns; and where other tiles
+    fit.
     """
 
     extents: tuple[int, ...]
@@ -488,9 +489,9 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
 
         def scheduled(turned):
             return schedule_of(
-                a, (batch, *((n, m) if turned else (m, n)), k or _LEAST), staged=staged, copied=copied, even=aligned(a, b), cpu=cpu,
-                lines=pitched(a, b, to=LINES), tf32=a.dtype == dtypes.float32 and not exact, beside=beside, tile=tile,
-                num_warps=num_warps, splits=splits, summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
+                a, (batch, *((n, m) if turned else (m, n)), k or _LEAST), staged=staged, copied=copied, even=aligned(a, b),
+                cpu=cpu, lines=pitched(a, b, to=LINES), tf32=a.dtype == dtypes.float32 and not exact, beside=beside,
+                tile=tile, num_warps=num_warps, splits=splits, summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
                 abreast=abreast_columns(_turned(a) if turned else b, precision) if modelled else (), turned=turned,
             )  # fmt: skip
 

@@ -61,7 +61,7 @@ def vectors_of(batch: int, rows: int, columns: int, k: int, deep: bool, count: i
 def _products_of_vectors(
     parts: tk.Out, w: tk.In, x: tk.In, splits: int, share: int, deep: tk.Const, dtype: tk.Const, each: tk.Const
 ):
-    """Part `s` of a product of a batch has tiles `s * share` to `(s + 1) * share` along K, which is the last dimension of a `deep` x."""
+    """Part `s` of a product of a batch has tiles `s * share` to `(s + 1) * share` along K: of a `deep` x the last dimension."""
     columns = tk.cdiv(parts.shape[2], BN)
     s, j = tk.bid(0) // columns, tk.bid(0) % columns
     n = s // splits
