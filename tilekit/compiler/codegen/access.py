@@ -71,25 +71,29 @@ def access_pattern(
     facts, itemsize = tensor.facts, tensor.dtype.itemsize
     ragged = tuple(d for d in range(facts.rank) if facts.extents[d] % steps[d] or layout.shape[d] > steps[d])
     checked = tuple(d for d in range(facts.rank) if d not in proven)
-    apart = added is not None and bool(ragged)
+    over = facts.unit is not None and facts.present(layout.shape[facts.unit]) < layout.shape[facts.unit]
+    apart = added is not None and bool(ragged) and not over
     if facts.unit is None:
         return AccessPattern(vector=(), edge=(), ragged=ragged, checked=checked, apart=apart)
     run, step = layout.run(facts.unit), steps[facts.unit]
     widest = min(ACCESS_BYTES if added is None else added * itemsize, facts.align) // itemsize
     widest = min([widest, step & -step, *(facts.strides[d] for d in range(facts.rank) if d != facts.unit)])
     uncut = min(widest, facts.extents[facts.unit]) if facts.unit in ragged else widest
-    vector, edge = (run[: max(1, elements).bit_length() - 1] for elements in (widest, uncut))
+    # A tile that always hangs over the edge has no other accesses.
+    vector, edge = (run[: max(1, elements).bit_length() - 1] for elements in (uncut if over else widest, uncut))
     return AccessPattern(vector=vector, edge=edge, ragged=ragged, checked=checked, apart=apart)
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One access of a thread: its registers, in memory's order; the address, and an offset in bytes; its predicate, if any."""
+    """One access of a thread: its registers, in memory's order; the address, and an offset in bytes; its predicate, if any; and
+    whether none of its elements exists in any tile of the tensor (see `TensorFacts.present`)."""
 
     registers: list[int]
     address: ir.Value
     offset: int
     predicate: ir.Value | None
+    absent: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,8 @@ def tensor_field(builder: ir.IRBuilder, tensor: TensorType, value: ir.Value, nam
         return builder.extract_value(value, 0)
     kind, dim = name[:-1], int(name[-1])
     if kind == "extent":
+        if facts.short and dim == facts.unit:
+            return integer(64 if facts.wide else 32, facts.short)
         return builder.extract_value(value, 1 + dim)
     if kind == "origin":
         origins = tensor.origins or ()
@@ -179,12 +185,16 @@ def open_access(
         marks = ", ".join(["{}"] * len(index))
         require(builder, window.allowed(index), f"{what}: tile index ({marks}) is outside {tensor.parameter}", index)
     owner = window.owner() if writing else None
+
+    def slots(bits: tuple[int, ...], *, masked: bool) -> list[Slot]:
+        return [slot for slot in window.slots(bits, owner, masked=masked) if not (writing and slot.absent)]
+
     if not chosen.masked:
-        return Access(window.slots(chosen.vector, owner, masked=False), [], None)
+        return Access(slots(chosen.vector, masked=False), [], None)
     if not chosen.branches:
-        return Access(window.slots(chosen.vector, owner, masked=True), [], None)
+        return Access(slots(chosen.vector, masked=True), [], None)
     inside = window.inside()
-    return Access(window.slots(chosen.vector, owner, masked=False), window.slots(chosen.edge, owner, masked=True), inside)
+    return Access(slots(chosen.vector, masked=False), slots(chosen.edge, masked=True), inside)
 
 
 class Window:
@@ -322,5 +332,6 @@ class Window:
             which = tuple(at[d] for d in self.remaining) if masked else ()
             if which not in predicates:
                 predicates[which] = all_of(self.builder, [owner, *self._exists(at)]) if masked else owner
-            slots.append(Slot(registers, self.row(at), 0 if unit is None else at[unit] * itemsize, predicates[which]))
+            absent = unit is not None and at[unit] >= self.tensor.facts.present(self.layout.shape[unit])
+            slots.append(Slot(registers, self.row(at), 0 if unit is None else at[unit] * itemsize, predicates[which], absent))
         return slots
