@@ -62,7 +62,7 @@ class TensorFacts(NamedTuple):
     short: int = 0
 
     def present(self, extent: int) -> int:
-        """How many elements along `unit` may exist of a tile that has so many there, whichever tile it is: the rest is padding."""
+        """How many elements along `unit` may exist of a tile that has so many there, whichever tile it is."""
         return min(extent, self.short or extent)
 
 

@@ -13,7 +13,8 @@ and write nothing. Under `TILEKIT_CHECKS=1` they stop the kernel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from llvmlite import ir
@@ -178,7 +179,8 @@ def open_access(
     if isinstance(proven, bool):
         proven = range(tensor.facts.rank) if proven else ()
     steps = layout.shape if steps is None else steps
-    window = Window(builder, tensor, value, index, layout, access_pattern(tensor, layout, proven, steps, added), steps)
+    pattern = access_pattern(tensor, layout, proven, steps, added)
+    window = Window(builder, tensor, value, index, layout, pattern, steps, together=added is not None)
     chosen = window.pattern
     current().note("access", tensor, layout, chosen, writing)
     if window.valid is not None and checking():
@@ -198,7 +200,11 @@ def open_access(
 
 
 class Window:
-    """The part of a tensor that a tile covers, as `thread` sees it: by default by its number in the block."""
+    """The part of a tensor that a tile covers, as `thread` sees it: by default by its number in the block.
+
+    If elements are looked at `together`, predicates are those of as many neighbours as exist all or none, by what is known of the
+    extents: of registers that are such neighbours there is one.
+    """
 
     def __init__(
         self,
@@ -210,6 +216,7 @@ class Window:
         pattern: AccessPattern,
         steps: tuple[int, ...],
         thread: ir.Value | None = None,
+        together: bool = False,
     ) -> None:
         self.steps = steps
         self.builder, self.tensor, self.value, self.layout, self.pattern = builder, tensor, value, layout, pattern
@@ -219,12 +226,19 @@ class Window:
         starts = [builder.mul(self._resize(i), self._count(steps[d])) for d, i in enumerate(index)]
         offsets = thread_coordinates(builder, self.thread, layout.thread)
         self.left = {d: self._left(d, starts[d]) for d in pattern.ragged}
-        self.remaining = {d: builder.sub(left, offsets[d]) for d, left in self.left.items()}
+        # Tiles begin at such multiples, too, and what threads and registers add to that differs in its bits.
+        self._multiples = {d: math.gcd(tensor.facts.extents[d], steps[d]) if together else 1 for d in pattern.ragged}
+        self.remaining = {d: builder.sub(left, self._whole(d, offsets[d])) for d, left in self.left.items()}
         if self.valid is not None and self.remaining:
             first = pattern.ragged[-1]
             self.remaining[first] = builder.select(self.valid, self.remaining[first], integer(32, 0))
         self.base = self._address(starts, offsets)
         self._rows: dict[tuple[int, ...], ir.Value] = {}
+
+    def _whole(self, dim: int, offset: ir.Value) -> ir.Value:
+        """An offset, to where the neighbours begin that exist all or none."""
+        multiple = self._multiples[dim]
+        return offset if multiple == 1 else self.builder.and_(offset, integer(32, -multiple & 0xFFFFFFFF))
 
     def _count(self, n: int) -> ir.Constant:
         return ir.Constant(self.width, n)
@@ -306,7 +320,7 @@ class Window:
         assert result is not None, "only masked accesses ask"
         return result
 
-    def _exists(self, at: tuple[int, ...]) -> list[ir.Value | None]:
+    def _exists(self, at: Sequence[int] | Mapping[int, int]) -> list[ir.Value | None]:
         """Conditions for the register at coordinate `at` to be an element of the tensor."""
         if not self.remaining:
             return [self.valid]
@@ -329,9 +343,10 @@ class Window:
         slots, predicates = [], {}
         for registers in self.layout.chunks(bits):
             at = coordinates[registers[0]]
-            which = tuple(at[d] for d in self.remaining) if masked else ()
-            if which not in predicates:
-                predicates[which] = all_of(self.builder, [owner, *self._exists(at)]) if masked else owner
+            which = {d: at[d] & -self._multiples[d] for d in self.remaining} if masked else {}
+            key = tuple(which.values())
+            if key not in predicates:
+                predicates[key] = all_of(self.builder, [owner, *self._exists(which)]) if masked else owner
             absent = unit is not None and at[unit] >= self.tensor.facts.present(self.layout.shape[unit])
-            slots.append(Slot(registers, self.row(at), 0 if unit is None else at[unit] * itemsize, predicates[which], absent))
+            slots.append(Slot(registers, self.row(at), 0 if unit is None else at[unit] * itemsize, predicates[key], absent))
         return slots

@@ -89,11 +89,13 @@ class Way:
         result: the type of the result: a tile, or one that is still under way.
         instruction: what is emitted, as PTX calls it.
         emit: the emitter.
+        present: what of the product is computed, in words, where rows of operands are shorter than tiles; empty if all of it is.
     """
 
     result: types.Type
     instruction: str
     emit: Emitter
+    present: str = ""
 
 
 Predicate = Callable[[MatrixProduct], "Way | str"]
@@ -141,7 +143,7 @@ def selected(product: MatrixProduct, way: Way, refusals: Sequence[tuple[str, str
     """The same of the family whose way it is, and why others do not compute it."""
 
     def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value | None) -> ir.Value:
-        current().note("product", _shown(product.a), _shown(product.b), way.instruction, tuple(refusals))
+        current().note("product", _shown(product.a), _shown(product.b), way.instruction, way.present, tuple(refusals))
         return way.emit(builder, x, y, z)
 
     return way.result, emit

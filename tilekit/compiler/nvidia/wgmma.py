@@ -34,7 +34,7 @@ from tilekit.compiler.codegen.convert_layout import in_layout
 from tilekit.compiler.codegen.definition import materialize, materialized
 from tilekit.compiler.codegen.emit import asm, pack, special_register, unpack
 from tilekit.compiler.codegen.types import TileType, i64, integer
-from tilekit.compiler.layouts.linear import WARP, Layout
+from tilekit.compiler.layouts.linear import Layout
 from tilekit.compiler.layouts.mma import WARPS_OF_GROUP, warpgroup_accumulator
 from tilekit.compiler.nvidia.multibuffer import the_pipelines
 from tilekit.compiler.nvidia.products import MatrixProduct, Way, product_family
@@ -220,7 +220,7 @@ def _widened(tiles: types.BaseTuple) -> StagedType | str:
     columns = sum(tile.shape[1] for tile in tiles.types)
     whole = first.of(tuple(columns if axis == at else n for axis, n in enumerate(first.memory)))
     for tile in others:
-        if tile != first.of(tuple(tile.shape[1] if axis == at else n for axis, n in enumerate(first.memory))):
+        if tile.of(tile.memory) != first.of(tuple(tile.shape[1] if axis == at else n for axis, n in enumerate(first.memory))):
             return "the tiles lie otherwise than each other"
     if at < len(first.memory) - 1:
         assert first.panels == 1, "`passes.abreast` takes no others"
@@ -376,7 +376,11 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
         tiles = [pack(builder, list(itertools.islice(registers, layout.num_registers))) for layout in shape.layouts]
         return tiles[0] if acc is sums[0] else joined(builder, tiles)
 
-    return Way(results[0] if acc is sums[0] else AbreastType(tuple(results)), f"wgmma.mma_async.sync.aligned.{shape}", emit)
+    result = results[0] if acc is sums[0] else AbreastType(tuple(results))
+    steps = depth * first.dtype.itemsize // _STEP
+    parts_there = [(shape.present, columns, "columns"), (shape.deep, steps, "steps of k")]
+    present = ", ".join(f"{n} of {whole} {what}" for n, whole, what in parts_there if n < whole)
+    return Way(result, f"wgmma.mma_async.sync.aligned.{shape}", emit, present)
 
 
 def _tf32(dtype: DType) -> str:

@@ -412,6 +412,7 @@ def attention_backward(
     alone = seen_by == (whole,)
     adds = tiling.dkv.stages is not None and len(tiling.wanted) == 1 and (alone or not deterministic)
     early, held = adds and tiling.depth == 128 and not masked, tiling.depth * rows
+    summed_floats = -(-size // 16) * 16 * rows  # of `held`: behind them are those of elements that heads do not have
 
     def splits() -> tuple[_Split, _Split]:
         """Of the kernel by queries, and of that by keys."""
@@ -437,7 +438,7 @@ def attention_backward(
         delta, sums = new(kept), new(kept)
         summed = adds and not alone
         if summed:
-            dq_sums = new(Spec((batch, heads, whole, held), dtypes.float32))
+            dq_sums = new(Spec((batch, heads, whole, summed_floats), dtypes.float32))
         else:
             dq_sums = dq if adds else written(dq, by_queries)
         launch = _of_rows(delta.scattered(), sums.scattered(), dq_sums.scattered(), grad, out, lse, heads, summed)

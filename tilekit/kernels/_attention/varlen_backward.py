@@ -278,7 +278,8 @@ def attention_varlen_backward(
                 launch = launch.generics(BM=tile.rows, BN=rows, BD=swift.depth).num_warps(4)
                 yield launch.grid((sequences, heads))
             held = swift.depth * rows
-            dq_sums = new(Spec((heads, places, held), dtypes.float32))
+            # Behind these floats are those of elements that heads do not have.
+            dq_sums = new(Spec((heads, places, -(-size // 16) * 16 * rows), dtypes.float32))
             yield filled(dq_sums)
             visits = yield from visits_of(new, tile.rows, tile.columns, others, packed, seen)
             early = swift.depth == 128 and not (masks.below or masks.above)
