@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Literal, NamedTuple
 
 __all__ = [
@@ -104,14 +104,20 @@ def extent_divisor(n: int, tiles: Iterable[int] = ()) -> int:
 _SHORT_STEP, _MOST_SHORT = 8, 256  # the columns of a product come in steps; and there are no more of an instruction's
 
 
-def is_short(n: int, tiles: Iterable[int]) -> bool:
+def is_short(n: int, tiles: Collection[int], *, others: bool = False) -> bool:
     """Whether rows of `n` elements are shorter than tiles may be: of what does not exist, products compute nothing.
 
     Then the extent itself is known: there is a specialisation for each, of which there are 31 at most. What is a tile's own
     extent says so by `extents`.
+
+    Args:
+        n: see above.
+        tiles: the extents that tiles are known to have.
+        others: whether they may have others.
     """
-    tiles = tuple(tiles)
-    return 0 < n < min(_MOST_SHORT, max(tiles, default=0)) and n % _SHORT_STEP == 0 and n not in tiles
+    if not 0 < n < _MOST_SHORT or n % _SHORT_STEP or n in tiles:
+        return False
+    return n < max(tiles, default=0) or (others and n & (n - 1) != 0)
 
 
 def tile_extents(values: Iterable[Any]) -> tuple[int, ...]:

@@ -142,7 +142,8 @@ class Plan:
             check_distinct(kernel, parameter, partition)
         cuts: Cuts = {}
         facts = tuple(_facts(parameters[i], arguments[i], covers, tiles, cuts) for i in passed)
-        short = _short_rows(kernel, tensors, tiles)
+        sizes = (*tiles, *tile_extents(value for _, value in constants))
+        short = _short_rows(kernel, tensors, sizes, others=not generics)
         if short:
             facts = tuple(_shortened(f, arguments[i], short) for f, i in zip(facts, passed, strict=True))
         if kernel.takes_exponentials:
@@ -398,12 +399,12 @@ def _facts(
     return next(facts for kind, facts in _PYTHON_SCALARS.items() if isinstance(argument, kind))
 
 
-def _short_rows(kernel: Kernel, tensors: Named, tiles: tuple[int, ...]) -> set[int]:
-    """The extents of rows of operands of products that tiles are longer than. A CPU device has no use for them."""
+def _short_rows(kernel: Kernel, tensors: Named, tiles: tuple[int, ...], *, others: bool) -> set[int]:
+    """The extents of rows of operands of products that tiles are longer than, by `is_short`. A CPU device has no use for them."""
     if any(argument.device is not None and argument.device.kind == "cpu" for _, argument in tensors):
         return set()
     read = [a for _, a in tensors if isinstance(a, Tensor) and a.ndim > 1 and a.unit is not None and a.itemsize <= _OPERAND_BYTES]
-    short = {a.shape[a.unit] for a in read if is_short(a.shape[a.unit], tiles)}  # type: ignore[index]
+    short = {n for n in (a.shape[a.unit] for a in read) if is_short(n, tiles, others=others)}  # type: ignore[index]
     return short if short and kernel.multiplies else set()
 
 

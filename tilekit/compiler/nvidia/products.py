@@ -23,7 +23,7 @@ from tilekit.compiler.layouts.mma import accumulator, warpgroup_accumulator
 from tilekit.dtypes import DType
 from tilekit.lang import matmul as lang
 
-__all__ = ["Emitter", "MatrixProduct", "Way", "beside_product", "choose", "product_family", "selected"]
+__all__ = ["Emitter", "MatrixProduct", "Way", "beside_product", "choose", "left_out", "product_family", "selected"]
 
 Emitter = Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value | None], ir.Value]
 """Given the values of `a`, `b` and `acc` (None if there is none), emits the product, and gives its value."""
@@ -96,6 +96,11 @@ class Way:
     instruction: str
     emit: Emitter
     present: str = ""
+
+
+def left_out(*parts: tuple[int, int, str]) -> str:
+    """`Way.present`, of parts of which so many are computed, of so many."""
+    return ", ".join(f"{n} of {whole} {what}" for n, whole, what in parts if n < whole)
 
 
 Predicate = Callable[[MatrixProduct], "Way | str"]

@@ -37,7 +37,7 @@ from tilekit.compiler.codegen.types import TileType, i64, integer
 from tilekit.compiler.layouts.linear import Layout
 from tilekit.compiler.layouts.mma import WARPS_OF_GROUP, warpgroup_accumulator
 from tilekit.compiler.nvidia.multibuffer import the_pipelines
-from tilekit.compiler.nvidia.products import MatrixProduct, Way, product_family
+from tilekit.compiler.nvidia.products import MatrixProduct, Way, left_out, product_family
 from tilekit.compiler.nvidia.shared_operands import asked_in_turn, own_turn, park, parked, turned_over
 from tilekit.compiler.nvidia.staged import StagedType
 from tilekit.compiler.nvidia.wgmma_types import ROWS, WAIT, AbreastType, OperandType, PendingType, joined, register_letter, split
@@ -378,8 +378,7 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
 
     result = results[0] if acc is sums[0] else AbreastType(tuple(results))
     steps = depth * first.dtype.itemsize // _STEP
-    parts_there = [(shape.present, columns, "columns"), (shape.deep, steps, "steps of k")]
-    present = ", ".join(f"{n} of {whole} {what}" for n, whole, what in parts_there if n < whole)
+    present = left_out((shape.deep, steps, "steps of k"), (shape.present, columns, "columns"))
     return Way(result, f"wgmma.mma_async.sync.aligned.{shape}", emit, present)
 
 
