@@ -49,7 +49,7 @@ def make_dispatcher(
     """
     accepted = verdict(bound, facts, num_warps)
     accepted.announce()
-    unproven = [f._replace(covered=False) if isinstance(f, TensorFacts) else f._replace(positive=False) for f in facts]
+    unproven = [f._replace(covered=False, short=0) if isinstance(f, TensorFacts) else f._replace(positive=False) for f in facts]
     capability = cuda.get_current_device().compute_capability
 
     def attempt(config: Config) -> tuple[Any, Compilation]:
