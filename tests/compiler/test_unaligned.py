@@ -111,3 +111,14 @@ def test_they_are_right(device, width):
     y, x, w = api.zeros((6, width)).sync(), api.from_host(data).sync(), api.from_host(weight).sync()
     result = scaled(y.partition((2, 512)), x, w).out().sync().numpy()
     np.testing.assert_array_equal(result, data * weight)
+
+
+@pytest.mark.parametrize(("dtype", "coalesced"), [(tk.bfloat16, 0.5), (tk.float32, 1.0), (tk.int8, 0.25)], ids=str)
+@pytest.mark.parametrize("read", [False, True])
+def test_rows_that_begin_anywhere_beside_aligned_ones(dtype, coalesced, read):
+    """Lanes have four bytes: what is read element by element comes from one line, the rest still in whole lines."""
+    odd, even = api.meta((64, 1001), dtype), api.meta((64, 1024), dtype)[:, :1001]
+    y, x = (even, odd) if read else (odd, even)
+    found = {(a.parameter, a.coalesced, a.bits) for a in accesses(doubled(y.partition((2, 1024)), x), "x", "y")}
+    one_by_one, whole = (coalesced, 8 * np.dtype(dtype).itemsize), (1, 32)
+    assert found == {("x", *(one_by_one if read else whole)), ("y", *(whole if read else one_by_one))}

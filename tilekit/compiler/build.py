@@ -87,10 +87,10 @@ def build(
     def attempt(config: Config) -> tuple[CompiledKernel, Compilation]:
         return _compiled(accepted, facts, config, target, occupancy, checks=checks, grows=num_warps is None, fold=fold)
 
-    kernel, compilation = with_enough_warps(facts, num_warps, attempt)
+    kernel, compilation = with_enough_warps(accepted, facts, num_warps, attempt)
     notes = list(compilation.notes or ())
     while num_warps is None and occupancy is None and kernel.spilled_bytes and compilation.config.num_warps < MOST_WARPS:
-        other, compilation = attempt(choose_config(facts, 2 * compilation.config.num_warps))
+        other, compilation = attempt(choose_config(facts, 2 * compilation.config.num_warps, accepted.accesses))
         if other.local_bytes >= kernel.local_bytes:
             break
         kernel, notes = other, list(compilation.notes or ())
@@ -99,14 +99,16 @@ def build(
     return kernel
 
 
-def with_enough_warps(facts: Sequence[ArgumentFacts], num_warps: int | None, attempt: Callable[[Config], T]) -> T:
+def with_enough_warps(
+    accepted: Accepted, facts: Sequence[ArgumentFacts], num_warps: int | None, attempt: Callable[[Config], T]
+) -> T:
     """What `attempt` gives for `num_warps`; or, if that is None, for so many that the largest tile has room in registers."""
-    config = choose_config(facts, num_warps)
+    config = choose_config(facts, num_warps, accepted.accesses)
     while True:
         try:
             return attempt(config)
         except MoreWarps as wanted:
-            config = choose_config(facts, wanted.num_warps)
+            config = choose_config(facts, wanted.num_warps, accepted.accesses)
 
 
 Attempt = Callable[[BoundKernel, Pipelines | None], tuple[CompiledKernel, Compilation]]

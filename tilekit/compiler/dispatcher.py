@@ -49,7 +49,7 @@ def make_dispatcher(
     """
     accepted = verdict(bound, facts, num_warps)
     accepted.announce()
-    unproven = [f._replace(covered=False) if isinstance(f, TensorFacts) else f._replace(positive=False) for f in facts]
+    unproven = [f._replace(covered=False, short=0) if isinstance(f, TensorFacts) else f._replace(positive=False) for f in facts]
     capability = cuda.get_current_device().compute_capability
 
     def attempt(config: Config) -> tuple[Any, Compilation]:
@@ -63,7 +63,7 @@ def make_dispatcher(
 
         return as_written(accepted, compiled)
 
-    dispatcher, compilation = with_enough_warps(facts, num_warps, attempt)
+    dispatcher, compilation = with_enough_warps(accepted, facts, num_warps, attempt)
     if compilation.dynamic_bytes:
         raise TilekitError(
             f"kernel {bound.source.name} needs {compilation.dynamic_bytes} bytes of dynamic shared memory, which numba "

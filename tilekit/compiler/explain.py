@@ -126,6 +126,7 @@ class MatrixProduct:
         a, b: dtype and shape of the operands, as they come to the product.
         instruction: what computes it, as PTX calls it: `wgmma`, which warpgroups issue and do not wait for, `mma.sync`, or `fma`,
             a thread's own multiplications and additions.
+        present: what of it is computed, where rows of tensors are shorter than those of tiles: "96 of 128 columns"; or empty.
         count: how many there are of the kind in the line.
         refusals: the families of instructions that would have been preferred, and why each cannot compute it.
     """
@@ -136,6 +137,7 @@ class MatrixProduct:
     instruction: str
     count: int
     refusals: tuple[tuple[str, str], ...] = ()
+    present: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +225,14 @@ class Explanation:
             parts.append(Table(("line", "stages", "bytes", "tiles"), rings))
         if self.products:
             products = [
-                (str(p.line), p.a, p.b, p.instruction, str(p.count), "; ".join(f"{name}: {why}" for name, why in p.refusals))
+                (
+                    str(p.line),
+                    p.a,
+                    p.b,
+                    p.instruction + f": {p.present}" * bool(p.present),
+                    str(p.count),
+                    "; ".join(f"{name}: {why}" for name, why in p.refusals),
+                )
                 for p in self.products
             ]
             parts.append(Table(("line", "a", "b", "product by", "count", "not by"), products))
@@ -411,8 +420,8 @@ def _remarks(remarks: list[Remark], notes: list[tuple[Any, ...]]) -> tuple[Remar
 def _products(notes: list[tuple[Any, ...]]) -> list[MatrixProduct]:
     counted = Counter((line, *rest) for line, kind, *rest in notes if kind == "product")
     products = [
-        MatrixProduct(line=line, a=a, b=b, instruction=instruction, count=count, refusals=refusals)
-        for (line, a, b, instruction, refusals), count in counted.items()
+        MatrixProduct(line=line, a=a, b=b, instruction=instruction, count=count, refusals=refusals, present=present)
+        for (line, a, b, instruction, present, refusals), count in counted.items()
     ]
     return sorted(products, key=lambda product: product.line)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Literal, NamedTuple
 
 __all__ = [
-    "MOST_NARROW", "ArgumentFacts", "Role", "ScalarFacts", "TensorFacts", "divisor", "extent_divisor", "is_positive",
+    "MOST_NARROW", "ArgumentFacts", "Role", "ScalarFacts", "TensorFacts", "divisor", "extent_divisor", "is_positive", "is_short",
     "tile_extents",
 ]  # fmt: skip
 
@@ -41,6 +41,7 @@ class TensorFacts(NamedTuple):
         many: whether tiles of all its dimensions may be so many together that to count them takes more than 31 bits: a tensor
             has so many elements, or a mapped partition so many tiles.
         steps: whether each stride is one that a tensor map can have: not negative, and below 2^40 bytes.
+        short: the extent of `unit`, if that is one that products are told (see `is_short`); else 0.
     """
 
     dtype: str
@@ -58,6 +59,11 @@ class TensorFacts(NamedTuple):
     cluster: tuple[int, ...] | None = None
     many: bool = False
     steps: bool = True
+    short: int = 0
+
+    def present(self, extent: int) -> int:
+        """How many elements along `unit` may exist of a tile that has so many there, whichever tile it is."""
+        return min(extent, self.short or extent)
 
 
 class ScalarFacts(NamedTuple):
@@ -93,6 +99,25 @@ def extent_divisor(n: int, tiles: Iterable[int] = ()) -> int:
     Loads by tiles that divide the extent need no mask. There is a specialisation more for each of `tiles`, at most.
     """
     return max(divisor(n), *(tile for tile in (1, *tiles) if n % tile == 0)) if n else 1
+
+
+_SHORT_STEP, _MOST_SHORT = 8, 256  # the columns of a product come in steps; and there are no more of an instruction's
+
+
+def is_short(n: int, tiles: Collection[int], *, others: bool = False) -> bool:
+    """Whether rows of `n` elements are shorter than tiles may be: of what does not exist, products compute nothing.
+
+    Then the extent itself is known: there is a specialisation for each, of which there are 31 at most. What is a tile's own
+    extent says so by `extents`.
+
+    Args:
+        n: see above.
+        tiles: the extents that tiles are known to have.
+        others: whether they may have others.
+    """
+    if not 0 < n < _MOST_SHORT or n % _SHORT_STEP or n in tiles:
+        return False
+    return n < max(tiles, default=0) or (others and n & (n - 1) != 0)
 
 
 def tile_extents(values: Iterable[Any]) -> tuple[int, ...]:

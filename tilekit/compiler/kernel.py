@@ -21,8 +21,15 @@ from tilekit.errors import TilekitError
 __all__ = ["CompiledKernel", "choose_config", "disassemble", "param_format"]
 
 
-def choose_config(facts: Sequence[ArgumentFacts], num_warps: int | None) -> Config:
-    """The warps and the vector width for a kernel with such arguments; `num_warps` if it is given."""
+def choose_config(
+    facts: Sequence[ArgumentFacts], num_warps: int | None, accesses: Sequence[tuple[TensorFacts, tuple[int, ...]]] = ()
+) -> Config:
+    """The warps and the vector width for a kernel with such arguments; `num_warps` if it is given.
+
+    Args:
+        facts, num_warps: as for `build`.
+        accesses: the tiles that it loads and stores, and what is known of their tensors.
+    """
     tensors = [fact for fact in facts if isinstance(fact, TensorFacts)]
     vec = choose_vec(min((dtypes.as_dtype(t.dtype).itemsize for t in tensors), default=4))
     largest = max((elements(t.tile) for t in tensors if t.tile), default=None)
@@ -33,7 +40,37 @@ def choose_config(facts: Sequence[ArgumentFacts], num_warps: int | None) -> Conf
     # read them one by one, each apart from those of others. Vectors beside matrices are small, and do not count.
     rank = max((t.rank for t in tensors), default=0)
     aligned = [_aligned(t) or vec for t in tensors if t.rank == rank and t.unit is not None]
-    return Config(num_warps, min(vec, max(aligned, default=vec)))
+    vec = min(vec, max(aligned, default=vec))
+    return Config(num_warps, _shared_by(vec, accesses))
+
+
+_LINE, _LANES = 128, 32  # bytes that come from the L1 cache at a time
+
+
+def _shared_by(vec: int, accesses: Sequence[tuple[TensorFacts, tuple[int, ...]]]) -> int:
+    """The vector width, up to `vec`, for which a kernel's accesses take the fewest lines of the cache.
+
+    Where some rows are aligned and others begin anywhere, the latter are read an element at a time, and those of neighbouring
+    lanes are apart by a vector: as few bytes as four are no loss to the former, for a warp then has a line at a time.
+    """
+    rank = max((t.rank for t, _ in accesses), default=0)
+    tensors = [
+        (elements(shape), dtypes.as_dtype(t.dtype).itemsize, _aligned(t))
+        for t, shape in accesses
+        if t.rank == rank == len(shape) and t.unit is not None and shape[t.unit] > 1
+    ]
+    if all(not aligned or aligned >= vec for *_, aligned in tensors):
+        return vec
+
+    def lines(vec: int) -> float:
+        total = 0.0
+        for number, itemsize, aligned in tensors:
+            at_once = min(vec, ACCESS_BYTES // itemsize, aligned or vec)
+            apart = min(_LANES, max(1, _LANES * vec * itemsize // _LINE))
+            total += number * vec // at_once * apart / (_LANES * vec)
+        return total
+
+    return min((vec >> bit for bit in range(vec.bit_length())), key=lines)
 
 
 def _aligned(tensor: TensorFacts) -> int:

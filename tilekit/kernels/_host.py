@@ -229,6 +229,14 @@ def check_choice(name: str, what: str, choice: Any, choices: tuple[str, ...]) ->
         raise ValueError(f"{name}: {what} is {', '.join(others)} or {last}, not {choice!r}")
 
 
+def check_splits(name: str, splits: Any, *, otherwise: str = "") -> None:
+    """Raise ValueError unless it is None or a number of parts that sums are split into, or what else is allowed."""
+    also = f', or "{otherwise}"' if otherwise else ""
+    known = splits in (otherwise or None,) if isinstance(splits, str) else type(splits) is int and splits >= 1
+    if splits is not None and not known:
+        raise ValueError(f"{name}: splits is an int from 1 on{also}, not {splits!r}")
+
+
 def same_shape(name: str, **tensors: Tensor) -> None:
     """Raise ValueError or TypeError unless all of them have the shape and the dtype of the first."""
     (first, like), *others = tensors.items()
@@ -399,6 +407,9 @@ class RowTile(NamedTuple):
         What is folded along the first and the last of these stays in the thread.
         """
         vector = max(map(_aligned, matrices))
+        if any(_aligned(matrix) < min(vector, 16 // matrix.dtype.itemsize) for matrix in matrices):
+            # Where only some are aligned, a lane has no more than four bytes.
+            vector = min(vector, max(1, 4 // min(matrix.dtype.itemsize for matrix in matrices)))
         return self.columns // (32 * self.num_warps * vector), 32 * self.num_warps, vector
 
 

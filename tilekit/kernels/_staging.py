@@ -6,12 +6,23 @@ from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._host import has_warpgroups
 
-__all__ = ["COPIES", "LINES", "aligned", "exact_in_stages", "in_stages", "pitched", "staged_operands"]
+__all__ = ["COPIES", "LINES", "aligned", "exact_in_stages", "in_stages", "pitched", "staged_operands", "straightened"]
 
 COPIES = 4
 """What rows must be multiples of, in bytes, for threads to copy them to shared memory (cp.async)."""
 LINES = 128
 """The bytes of a line of the L2 cache: rows that are no multiple lie across several."""
+
+
+def straightened(x: Tensor) -> Tensor:
+    """`x` with other strides where dimensions have one element, so that nothing is said of them: whole lines.
+
+    Rows of one element, as they lie without gaps, would begin at any address, and columns would not be contiguous for being last.
+    """
+    if 1 not in x.shape or all(n == 1 for n in x.shape):
+        return x
+    strides = tuple(LINES if n == 1 else stride for n, stride in zip(x.shape, x.strides, strict=True))
+    return Tensor(x.storage, x.shape, x.dtype, strides, x.offset)
 
 
 def aligned(*tensors: Tensor, to: int = 16) -> bool:

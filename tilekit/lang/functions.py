@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import sys
@@ -53,13 +54,16 @@ def function(function: Callable[..., Any] | None = None) -> Any:
 
 
 def names_used(function: types.FunctionType) -> Iterator[str]:
-    """The names in a kernel's code, and in that of the functions that it calls; of what they stand for, the names, too."""
+    """The names in a kernel's code, and in that of the functions that it calls; of what they stand for, the names, too. And "@"
+    where that stands."""
     waiting, seen = [function], set[types.FunctionType]()
     while waiting:
         one = waiting.pop()
         if one in seen:
             continue
         seen.add(one)
+        if any(step.argrepr.rstrip("=") == "@" or "MATRIX" in step.opname for step in dis.get_instructions(one)):
+            yield "@"
         inside = dict(zip(one.__code__.co_freevars, one.__closure__ or (), strict=True))
         for name in (*one.__code__.co_names, *inside):
             value = one.__globals__.get(name)

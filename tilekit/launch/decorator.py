@@ -139,6 +139,11 @@ class Kernel(Generic[P]):
         """Whether it may: a kernel that does not has nothing of knowing whether its numbers are positive (internal)."""
         return not {"exp", "exp2"}.isdisjoint(names_used(self._function))
 
+    @functools.cached_property
+    def multiplies(self) -> bool:
+        """Whether it may have products of matrices (internal)."""
+        return not {"mma", "matmul", "@"}.isdisjoint(names_used(self._function))
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> KernelLaunch:
         """A launch with these arguments: tensors, partitions, scalars, values of `Const` parameters, or ops that produce them.
 

@@ -28,6 +28,7 @@ from tilekit.compiler.facts import (
     divisor,
     extent_divisor,
     is_positive,
+    is_short,
     tile_extents,
 )
 from tilekit.compiler.grids import MOST_BLOCKS, fold_of
@@ -55,6 +56,7 @@ __all__ = [
 
 # How many plans a form keeps. Programs whose shapes never repeat would otherwise keep one for each.
 _PLANS_KEPT = 1024
+_OPERAND_BYTES = 2  # of an element that tensor cores multiply as it is
 
 # What tells the plans of a form from each other: of an argument its traits, the argument itself, something that Python works out,
 # or nothing. `Form.keyed` says it to native code.
@@ -140,6 +142,10 @@ class Plan:
             check_distinct(kernel, parameter, partition)
         cuts: Cuts = {}
         facts = tuple(_facts(parameters[i], arguments[i], covers, tiles, cuts) for i in passed)
+        sizes = (*tiles, *tile_extents(value for _, value in constants))
+        short = _short_rows(kernel, tensors, sizes, others=not generics)
+        if short:
+            facts = tuple(_shortened(f, arguments[i], short) for f, i in zip(facts, passed, strict=True))
         if kernel.takes_exponentials:
             facts = tuple(map(_signed, facts, (arguments[i] for i in passed)))
         fold = fold_of(self.grid)
@@ -391,6 +397,23 @@ def _facts(
     if isinstance(argument, np.generic):
         return ScalarFacts(dtypes.as_dtype(argument.dtype).name)
     return next(facts for kind, facts in _PYTHON_SCALARS.items() if isinstance(argument, kind))
+
+
+def _short_rows(kernel: Kernel, tensors: Named, tiles: tuple[int, ...], *, others: bool) -> set[int]:
+    """The extents of rows of operands of products that tiles are longer than, by `is_short`. A CPU device has no use for them."""
+    if any(argument.device is not None and argument.device.kind == "cpu" for _, argument in tensors):
+        return set()
+    read = [a for _, a in tensors if isinstance(a, Tensor) and a.ndim > 1 and a.unit is not None and a.itemsize <= _OPERAND_BYTES]
+    short = {n for n in (a.shape[a.unit] for a in read) if is_short(n, tiles, others=others)}  # type: ignore[index]
+    return short if short and kernel.multiplies else set()
+
+
+def _shortened(facts: ArgumentFacts, argument: Any, short: set[int]) -> ArgumentFacts:
+    """The facts, and of a matrix whose rows have one of these extents that extent, whatever its dtype: sums are stored, too."""
+    if not isinstance(facts, TensorFacts) or facts.unit is None or facts.rank < 2:
+        return facts
+    extent = argument.shape[facts.unit]
+    return facts._replace(short=extent) if extent in short else facts
 
 
 def _signed(facts: ArgumentFacts, argument: Any) -> ArgumentFacts:

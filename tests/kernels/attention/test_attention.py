@@ -46,7 +46,7 @@ def test_head_sizes(device, dtype, size, causal):
     check(*operands((2, 2, 200, size), (2, 2, 200, size), dtype), causal=causal)
 
 
-@pytest.mark.parametrize("size", [1, 16, 40, 80, 96, 200])
+@pytest.mark.parametrize("size", [1, 16, 32, 40, 72, 80, 96, 192, 200])
 def test_other_head_sizes(device, size):
     check(*operands((1, 2, 70, size), (1, 2, 150, size), np.float16), causal=True)
 
@@ -231,6 +231,9 @@ BACKWARD = [
     ((1, 1, 200, 64), (1, 1, 300, 64), {"window": 33}),
     ((1, 2, 70, 256), (1, 2, 90, 256), {"causal": True}),
     ((1, 2, 70, 40), (1, 2, 1, 40), {}),
+    ((1, 2, 300, 96), (1, 1, 300, 96), {"causal": True}),
+    ((1, 2, 200, 80), (1, 2, 300, 80), {}),
+    ((1, 2, 140, 32), (1, 2, 260, 32), {"causal": True}),
 ]
 
 

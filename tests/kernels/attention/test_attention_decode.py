@@ -40,7 +40,7 @@ def check(found, wanted):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32], ids=lambda d: np.dtype(d).name)
-@pytest.mark.parametrize("size", [64, 128, 40])
+@pytest.mark.parametrize("size", [64, 128, 40, 80, 96])
 @pytest.mark.parametrize("heads", [(8, 2), (3, 3), (4, 1)])
 def test_one_query(device, heads, size, dtype):
     q, k, v = operands((2, heads[0], 1, size), (2, heads[1], 700, size), dtype)

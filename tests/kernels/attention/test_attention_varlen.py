@@ -75,7 +75,7 @@ def test_mixed_lengths(device, options, dtype):
     check(*packed(MIXED, dtype=dtype), **options)
 
 
-@pytest.mark.parametrize("size", [1, 40, 64, 96, 128, 256])
+@pytest.mark.parametrize("size", [1, 32, 40, 64, 80, 96, 128, 192, 256])
 def test_head_sizes(device, size):
     check(*packed(((70, 150, 9), (90, 150, 30)), size=size, dtype=np.float16), causal=True)
 
@@ -211,7 +211,7 @@ def test_gradients(device, options, dtype):
         check_gradients(made, wanted)
 
 
-@pytest.mark.parametrize("size", [40, 128, 256])
+@pytest.mark.parametrize("size", [40, 80, 96, 128, 256])
 @pytest.mark.parametrize("causal", [False, True])
 def test_gradients_of_head_sizes(device, causal, size):
     """Of sequences with several tiles of queries and of keys, and of some with parts of one."""

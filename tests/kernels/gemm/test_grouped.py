@@ -86,6 +86,34 @@ def test_tiles(device, dtype, tile, warps):
     assert first.tobytes() == again.tobytes()
 
 
+@pytest.mark.parametrize("splits", [2, 3, 50])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32], **named)
+def test_sums_in_parts(device, dtype, splits):
+    """Also more parts than there are tiles along K; rows behind the last group's are zeros, and nothing beside is written."""
+    offsets = [0, 70, 130, 131, 131, 300]
+    a, b = operands(310, 6, 200, 40, dtype)
+    room = f(np.full((330, 40), 7, dtype)).sync()
+    kernels.grouped_gemm(f(a), f(b), i32(offsets), splits=splits, out=room[10:320]).sync()
+    y = room.to_host().sync()
+    close(y[10:320], a, b, offsets)
+    assert (y[310:320] == 0).all() and (y[:10] == 7).all() and (y[320:] == 7).all()
+
+
+@pytest.mark.parametrize("columns", [1, 5])
+def test_few_tiles_are_split(columns):
+    """16 rows of 5 groups are a tile for each, and 132 multiprocessors."""
+    x = [api.meta(shape, tk.bfloat16) for shape in ((16, 4096), (5, 4096, columns))]
+    op = kernels.grouped_gemm(*x, api.meta((5,), tk.int32))
+    op.consumed()
+    grouped, added = op.parts()
+    assert (grouped.kernel.name, added.kernel.name) == ("_grouped", "sum_of_parts")
+    if columns == 1:  # contiguous along K: how far apart a column's neighbours would be says nothing
+        assert "UTMALDG" in grouped.compile(target="sm_90a").sass
+    op = kernels.grouped_gemm(*x, api.meta((5,), tk.int32), splits=1)
+    op.consumed()
+    assert [each.kernel.name for each in op.parts()] == ["_grouped"]
+
+
 def test_more_tiles_than_blocks(device):
     """Blocks go on in the middle of a group, and leave groups out that have no tile for them."""
     rng = np.random.default_rng(3)
@@ -187,6 +215,7 @@ def test_mistakes(device):
     refuse(lambda: grouped(x(2, 4, 8), b, ends), ValueError, "a has shape (2, 4, 8)")
     refuse(lambda: grouped(a, x(2, 8, 6, dtype=tk.float16), ends), TypeError, "grouped_gemm: no product of float32 and float16")
     refuse(lambda: grouped(a, b, ends, precision="half"), ValueError, "grouped_gemm: precision is")
+    refuse(lambda: grouped(a, b, ends, splits=0), ValueError, "grouped_gemm: splits is an int from 1 on, not 0")
     refuse(lambda: grouped(a, b, ends, tile=(48, 64, 64)), ValueError, "grouped_gemm: tile is (BM, BN, BK)", "(48, 64, 64)")
     refuse(lambda: grouped(a, b, ends, out=x(6, 4)), ValueError, "out is float32 of shape (6, 4)", "(4, 6)")
 

@@ -13,7 +13,8 @@ and write nothing. Under `TILEKIT_CHECKS=1` they stop the kernel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from llvmlite import ir
@@ -71,25 +72,29 @@ def access_pattern(
     facts, itemsize = tensor.facts, tensor.dtype.itemsize
     ragged = tuple(d for d in range(facts.rank) if facts.extents[d] % steps[d] or layout.shape[d] > steps[d])
     checked = tuple(d for d in range(facts.rank) if d not in proven)
-    apart = added is not None and bool(ragged)
+    over = facts.unit is not None and facts.present(layout.shape[facts.unit]) < layout.shape[facts.unit]
+    apart = added is not None and bool(ragged) and not over
     if facts.unit is None:
         return AccessPattern(vector=(), edge=(), ragged=ragged, checked=checked, apart=apart)
     run, step = layout.run(facts.unit), steps[facts.unit]
     widest = min(ACCESS_BYTES if added is None else added * itemsize, facts.align) // itemsize
     widest = min([widest, step & -step, *(facts.strides[d] for d in range(facts.rank) if d != facts.unit)])
     uncut = min(widest, facts.extents[facts.unit]) if facts.unit in ragged else widest
-    vector, edge = (run[: max(1, elements).bit_length() - 1] for elements in (widest, uncut))
+    # A tile that always hangs over the edge has no other accesses.
+    vector, edge = (run[: max(1, elements).bit_length() - 1] for elements in (uncut if over else widest, uncut))
     return AccessPattern(vector=vector, edge=edge, ragged=ragged, checked=checked, apart=apart)
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One access of a thread: its registers, in memory's order; the address, and an offset in bytes; its predicate, if any."""
+    """One access of a thread: its registers, in memory's order; the address, and an offset in bytes; its predicate, if any; and
+    whether none of its elements exists in any tile of the tensor (see `TensorFacts.present`)."""
 
     registers: list[int]
     address: ir.Value
     offset: int
     predicate: ir.Value | None
+    absent: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,8 @@ def tensor_field(builder: ir.IRBuilder, tensor: TensorType, value: ir.Value, nam
         return builder.extract_value(value, 0)
     kind, dim = name[:-1], int(name[-1])
     if kind == "extent":
+        if facts.short and dim == facts.unit:
+            return integer(64 if facts.wide else 32, facts.short)
         return builder.extract_value(value, 1 + dim)
     if kind == "origin":
         origins = tensor.origins or ()
@@ -172,23 +179,32 @@ def open_access(
     if isinstance(proven, bool):
         proven = range(tensor.facts.rank) if proven else ()
     steps = layout.shape if steps is None else steps
-    window = Window(builder, tensor, value, index, layout, access_pattern(tensor, layout, proven, steps, added), steps)
+    pattern = access_pattern(tensor, layout, proven, steps, added)
+    window = Window(builder, tensor, value, index, layout, pattern, steps, together=added is not None)
     chosen = window.pattern
     current().note("access", tensor, layout, chosen, writing)
     if window.valid is not None and checking():
         marks = ", ".join(["{}"] * len(index))
         require(builder, window.allowed(index), f"{what}: tile index ({marks}) is outside {tensor.parameter}", index)
     owner = window.owner() if writing else None
+
+    def slots(bits: tuple[int, ...], *, masked: bool) -> list[Slot]:
+        return [slot for slot in window.slots(bits, owner, masked=masked) if not (writing and slot.absent)]
+
     if not chosen.masked:
-        return Access(window.slots(chosen.vector, owner, masked=False), [], None)
+        return Access(slots(chosen.vector, masked=False), [], None)
     if not chosen.branches:
-        return Access(window.slots(chosen.vector, owner, masked=True), [], None)
+        return Access(slots(chosen.vector, masked=True), [], None)
     inside = window.inside()
-    return Access(window.slots(chosen.vector, owner, masked=False), window.slots(chosen.edge, owner, masked=True), inside)
+    return Access(slots(chosen.vector, masked=False), slots(chosen.edge, masked=True), inside)
 
 
 class Window:
-    """The part of a tensor that a tile covers, as `thread` sees it: by default by its number in the block."""
+    """The part of a tensor that a tile covers, as `thread` sees it: by default by its number in the block.
+
+    If elements are looked at `together`, predicates are those of as many neighbours as exist all or none, by what is known of the
+    extents: of registers that are such neighbours there is one.
+    """
 
     def __init__(
         self,
@@ -200,6 +216,7 @@ class Window:
         pattern: AccessPattern,
         steps: tuple[int, ...],
         thread: ir.Value | None = None,
+        together: bool = False,
     ) -> None:
         self.steps = steps
         self.builder, self.tensor, self.value, self.layout, self.pattern = builder, tensor, value, layout, pattern
@@ -209,12 +226,19 @@ class Window:
         starts = [builder.mul(self._resize(i), self._count(steps[d])) for d, i in enumerate(index)]
         offsets = thread_coordinates(builder, self.thread, layout.thread)
         self.left = {d: self._left(d, starts[d]) for d in pattern.ragged}
-        self.remaining = {d: builder.sub(left, offsets[d]) for d, left in self.left.items()}
+        # Tiles begin at such multiples, too, and what threads and registers add to that differs in its bits.
+        self._multiples = {d: math.gcd(tensor.facts.extents[d], steps[d]) if together else 1 for d in pattern.ragged}
+        self.remaining = {d: builder.sub(left, self._whole(d, offsets[d])) for d, left in self.left.items()}
         if self.valid is not None and self.remaining:
             first = pattern.ragged[-1]
             self.remaining[first] = builder.select(self.valid, self.remaining[first], integer(32, 0))
         self.base = self._address(starts, offsets)
         self._rows: dict[tuple[int, ...], ir.Value] = {}
+
+    def _whole(self, dim: int, offset: ir.Value) -> ir.Value:
+        """An offset, to where the neighbours begin that exist all or none."""
+        multiple = self._multiples[dim]
+        return offset if multiple == 1 else self.builder.and_(offset, integer(32, -multiple & 0xFFFFFFFF))
 
     def _count(self, n: int) -> ir.Constant:
         return ir.Constant(self.width, n)
@@ -296,7 +320,7 @@ class Window:
         assert result is not None, "only masked accesses ask"
         return result
 
-    def _exists(self, at: tuple[int, ...]) -> list[ir.Value | None]:
+    def _exists(self, at: Sequence[int] | Mapping[int, int]) -> list[ir.Value | None]:
         """Conditions for the register at coordinate `at` to be an element of the tensor."""
         if not self.remaining:
             return [self.valid]
@@ -319,8 +343,10 @@ class Window:
         slots, predicates = [], {}
         for registers in self.layout.chunks(bits):
             at = coordinates[registers[0]]
-            which = tuple(at[d] for d in self.remaining) if masked else ()
-            if which not in predicates:
-                predicates[which] = all_of(self.builder, [owner, *self._exists(at)]) if masked else owner
-            slots.append(Slot(registers, self.row(at), 0 if unit is None else at[unit] * itemsize, predicates[which]))
+            which = {d: at[d] & -self._multiples[d] for d in self.remaining} if masked else {}
+            key = tuple(which.values())
+            if key not in predicates:
+                predicates[key] = all_of(self.builder, [owner, *self._exists(which)]) if masked else owner
+            absent = unit is not None and at[unit] >= self.tensor.facts.present(self.layout.shape[unit])
+            slots.append(Slot(registers, self.row(at), 0 if unit is None else at[unit] * itemsize, predicates[key], absent))
         return slots

@@ -91,10 +91,11 @@ def _read_all(
             replace(slot, predicate=all_of(builder, [slot.predicate, _any_of(builder, [mask[r] for r in slot.registers])]))
             for slot in slots
         ]
+    fill = constant(dtype, padding.number) if padding.value is None else padding.value
+    elements: dict[int, ir.Value] = {register: fill for slot in slots if slot.absent for register in slot.registers}
+    slots = [slot for slot in slots if not slot.absent]
     # All loads first, then what unpacks them: they are in flight together.
     loaded = [_load(builder, slot, dtype, padding.number, eviction) for slot in slots]
-    fill = constant(dtype, padding.number) if padding.value is None else padding.value
-    elements: dict[int, ir.Value] = {}
     for slot, words in zip(slots, loaded, strict=True):
         values = elements_of(builder, words, dtype, len(slot.registers))
         for register, element in zip(slot.registers, values, strict=True):

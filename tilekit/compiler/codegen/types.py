@@ -107,7 +107,8 @@ class TensorType(types.Type):
             return None
         one, two = self.facts, other.facts
         extents = tuple(map(math.gcd, one.extents, two.extents))
-        facts = one._replace(align=min(one.align, two.align), extents=extents)
+        short = one.short if one.short == two.short else 0
+        facts = one._replace(align=min(one.align, two.align), extents=extents, short=short)
         return TensorType(self.parameter, facts, self.config, origins=self.origins)
 
     def can_convert_to(self, typingctx: Any, other: types.Type) -> Conversion | None:
@@ -115,7 +116,7 @@ class TensorType(types.Type):
         return Conversion.safe if isinstance(other, TensorType) and self.unify(typingctx, other) == other else None
 
     def _skeleton(self) -> Any:
-        return self.parameter, self.facts._replace(align=1, extents=()), self.config, self.origins
+        return self.parameter, self.facts._replace(align=1, extents=(), short=0), self.config, self.origins
 
 
 class TileType(types.Type):

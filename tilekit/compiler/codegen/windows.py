@@ -428,10 +428,20 @@ def to_store(
     def bring(builder: ir.IRBuilder, stored: ir.Value) -> list[ir.Value]:
         if not whole:
             return operand_elements(builder, value, stored, tile)
-        converted = [convert(builder, e, value.dtype, tensor.dtype) for e in unpack(builder, stored)]
+        held = _present(builder, tensor, cut, value, unpack(builder, stored))
+        converted = [convert(builder, e, value.dtype, tensor.dtype) for e in held]
         return in_layout(builder, value.like(tensor.dtype), converted, tile.layout)
 
     return lies, tile, bring
+
+
+def _present(builder: ir.IRBuilder, tensor: TensorType, cut: Cut, tile: TileType, held: list[ir.Value]) -> list[ir.Value]:
+    """What threads hold of a tile that is stored, with zeros for what no tile of the tensor has: nobody need compute it."""
+    unit = tensor.facts.unit
+    if unit is None or not cut.shape:
+        return held
+    dim, there = cut.back[unit], tensor.facts.present(cut.extents[unit])
+    return [e if at < there else ir.Constant(e.type, None) for e, at in zip(held, tile.layout.least(dim), strict=True)]
 
 
 def _as_accessed(tensor: TensorType, cut: Cut, held: Layout | None) -> Layout:

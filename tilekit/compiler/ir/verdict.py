@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.frontend.bound import BoundKernel
+from tilekit.compiler.ir.accesses import Access, accesses
 from tilekit.compiler.ir.build import Unsupported, build
 from tilekit.compiler.ir.inference import samples_of
 from tilekit.compiler.ir.nodes import Operation, Region
@@ -52,6 +53,11 @@ class Accepted:
         if self.kernel is None:
             raise Unsupported(self.reason)
         return self.kernel.copy()
+
+    @property
+    def accesses(self) -> tuple[Access, ...]:
+        """The tiles that it loads and stores, as far as that is known."""
+        return () if self.kernel is None else tuple(accesses(self.kernel))
 
     @property
     def compilable(self) -> BoundKernel:

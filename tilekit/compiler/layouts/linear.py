@@ -20,7 +20,9 @@ bits, and costs nothing; reducing along a dimension (`without`) folds the places
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -147,6 +149,11 @@ class Layout:
     def coordinates(self) -> list[Vector]:
         """The coordinate of each register in thread 0. A thread's own is the XOR with `thread_coordinate`."""
         return [self._combine(self.reg, r) for r in range(self.num_registers)]
+
+    def least(self, dim: int) -> list[int]:
+        """No thread's coordinate along a dimension is less, by register."""
+        moved = functools.reduce(operator.or_, (vector[dim] for vector in self.thread), 0)
+        return [at[dim] & ~moved for at in self.coordinates()]
 
     def thread_coordinate(self, thread: int) -> Vector:
         """The coordinate of register 0 in `thread`."""

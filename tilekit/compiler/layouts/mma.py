@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilekit.compiler.layouts.conversion import MATRIX_ITEMSIZE
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, Layout, Vector
@@ -83,6 +83,11 @@ class Product:
     batches: tuple[Vector, ...]
     starts: tuple[Vector, ...]
     idle: tuple[int, ...]
+
+    def part(self, depth: int, columns: int) -> Product:
+        """The instructions that have some of so much of `k`, and of the result's columns, in one of the warps."""
+        steps = tuple(k for k in self.steps if k < depth)
+        return replace(self, steps=steps, starts=tuple(at for at in self.starts if at[-1] < columns))
 
 
 @functools.cache

@@ -252,6 +252,8 @@ def operand(tile: types.Type, renewed: types.Type) -> Any:
     spared = _MOST_READ if current().config.num_warps <= _MOST_READERS else 0
     if operand_type is None or (isinstance(tile, StagedType) and operand_type.count > spared):
         return tile, lambda builder, value, _: value
+    if isinstance(tile, StagedType):
+        operand_type = operand_type.short(tile.present(1))
     return operand_type, lambda builder, value, _: pack(builder, operand_type.words(builder, tile, value))
 
 

@@ -106,6 +106,8 @@ def slice_(self: TensorType, axis: types.Type, start: types.Type, stop: types.Ty
     left_by = min(divisor(known_start), facts.extents[along]) if rest else divisor(math.gcd(known_start, known_stop))
     extents = tuple(left_by if d == along else n for d, n in enumerate(facts.extents))
     part = facts._replace(tile=None, group=None, cut_class=0, covered=False, extents=extents, align=align)
+    if along == facts.unit:
+        part = part._replace(short=0)
     begins = None if self.origins is None else tuple(sorted({*self.origins, along}))
     result = TensorType(name, part, self.config, origins=begins)
 

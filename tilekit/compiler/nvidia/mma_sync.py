@@ -24,7 +24,8 @@ from tilekit.compiler.codegen.words import braced, elements_of, packed, words_of
 from tilekit.compiler.layouts import mma as layouts
 from tilekit.compiler.layouts.linear import Layout, Vector
 from tilekit.compiler.nvidia.fragments import Elements, Operand, Operands
-from tilekit.compiler.nvidia.products import MatrixProduct, Way, product_family
+from tilekit.compiler.nvidia.products import MatrixProduct, Way, left_out, product_family
+from tilekit.compiler.nvidia.staged import StagedType
 from tilekit.compiler.target import Target
 from tilekit.dtypes import DType
 
@@ -157,13 +158,19 @@ def mma_sync(product: MatrixProduct) -> Way | str:
     spread = layouts.product(shape, depth, warps, itemsize, chosen.packed, wide=chosen.wide)
     result = TileType(product.dtype, layouts.accumulator(shape, warps, itemsize), a.config)
     operands = Operands(product, chosen.through, (spread.a, spread.b))
+    # Of `k` and of the columns so many may be there: see `nvidia.wgmma`.
+    sides = ((product.a, a, -1), (product.b, b, -2), (product.b, b, -1))
+    *both, columns = [ty.present(dim) if isinstance(ty, StagedType) else tile.shape[dim] for ty, tile, dim in sides]
+    there = spread.part(max(both), columns)
+    across = [len({at[-1] for at in each.starts}) for each in (there, spread)]
+    present = left_out((len(there.steps), len(spread.steps), "steps of k"), (*across, "groups of columns"))
 
     def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value | None) -> ir.Value:
         first, second, total = operands.brought(builder, x, y, z, result, depth)
         words = [_Words(builder, spread, chosen, operand, k) for operand, k in ((first, -1), (second, -2))]
-        return pack(builder, _by_instructions(builder, chosen, spread, words[0], words[1], total, product.dtype))
+        return pack(builder, _by_instructions(builder, chosen, there, words[0], words[1], total, product.dtype))
 
-    return Way(result, chosen.name, emit)
+    return Way(result, chosen.name, emit, present)
 
 
 def _by_instructions(

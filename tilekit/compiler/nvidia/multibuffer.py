@@ -244,7 +244,8 @@ def _staged(grid: types.Type, state: Pipelines, parts: int, number: int, summed:
     memory = tuple(cut.extents[d] for d in order)
     if span_of(memory[-1] * itemsize) is None or not cut.shape:
         raise Unfit(f"tiles of {name} have rows of {memory[-1] * itemsize} bytes")
-    tile = StagedType(tensor.dtype, memory, tuple(order.index(d) for d in cut.along), tensor.config, number)
+    short = facts.present(memory[-1]) % memory[-1]
+    tile = StagedType(tensor.dtype, memory, tuple(order.index(d) for d in cut.along), tensor.config, number, short)
     vector = tile.is_vector and memory[-1] <= _MOST_IN_BOX and dtypes.is_float(tensor.dtype)
     if tile.is_vector and not vector:
         raise Unfit(f"tiles of {name} have one row, of {memory[-1]} {tensor.dtype.name}")

@@ -23,7 +23,7 @@ from tilekit.compiler.layouts.mma import accumulator, warpgroup_accumulator
 from tilekit.dtypes import DType
 from tilekit.lang import matmul as lang
 
-__all__ = ["Emitter", "MatrixProduct", "Way", "beside_product", "choose", "product_family", "selected"]
+__all__ = ["Emitter", "MatrixProduct", "Way", "beside_product", "choose", "left_out", "product_family", "selected"]
 
 Emitter = Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value | None], ir.Value]
 """Given the values of `a`, `b` and `acc` (None if there is none), emits the product, and gives its value."""
@@ -89,11 +89,18 @@ class Way:
         result: the type of the result: a tile, or one that is still under way.
         instruction: what is emitted, as PTX calls it.
         emit: the emitter.
+        present: what of the product is computed, in words, where rows of operands are shorter than tiles; empty if all of it is.
     """
 
     result: types.Type
     instruction: str
     emit: Emitter
+    present: str = ""
+
+
+def left_out(*parts: tuple[int, int, str]) -> str:
+    """`Way.present`, of parts of which so many are computed, of so many."""
+    return ", ".join(f"{n} of {whole} {what}" for n, whole, what in parts if n < whole)
 
 
 Predicate = Callable[[MatrixProduct], "Way | str"]
@@ -141,7 +148,7 @@ def selected(product: MatrixProduct, way: Way, refusals: Sequence[tuple[str, str
     """The same of the family whose way it is, and why others do not compute it."""
 
     def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value | None) -> ir.Value:
-        current().note("product", _shown(product.a), _shown(product.b), way.instruction, tuple(refusals))
+        current().note("product", _shown(product.a), _shown(product.b), way.instruction, way.present, tuple(refusals))
         return way.emit(builder, x, y, z)
 
     return way.result, emit

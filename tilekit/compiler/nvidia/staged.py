@@ -46,14 +46,15 @@ class StagedType(DeferredType):
         axes: the dimension in memory of each dimension of the tile; dimensions of extent 1 may have none (-1).
         config: the kernel's.
         ring: the number of the ring whose stages it is in.
+        short: how many elements of its rows in memory may be there, if not all: those behind them are zeros. Else 0.
     """
 
     mangling_args = ("S", ())
 
-    def __init__(self, dtype: DType, memory: Vector, axes: Vector, config: Config, ring: int = 0) -> None:
-        self.dtype, self.memory, self.axes, self.config, self.ring = dtype, memory, axes, config, ring
+    def __init__(self, dtype: DType, memory: Vector, axes: Vector, config: Config, ring: int = 0, short: int = 0) -> None:
+        self.dtype, self.memory, self.axes, self.config, self.ring, self.short = dtype, memory, axes, config, ring, short
         self.shape = tuple(memory[axis] if axis >= 0 else 1 for axis in axes)
-        super().__init__(f"Staged({dtype.name}, {memory}, {axes}, {config}, {ring})")
+        super().__init__(f"Staged({dtype.name}, {memory}, {axes}, {config}, {ring}, {short})")
 
     @cached_property
     def materialized(self) -> TileType:  # type: ignore[override]
@@ -95,13 +96,18 @@ class StagedType(DeferredType):
         """How far apart such tiles lie."""
         return -(-self.nbytes // RING_ALIGNMENT) * RING_ALIGNMENT
 
+    def present(self, dim: int) -> int:
+        """How many elements along a dimension may be there: those behind them are zeros."""
+        return self.short if self.short and self.axes[dim] == len(self.memory) - 1 else self.shape[dim]
+
     def of(self, memory: Vector) -> StagedType:
-        """A tile of other extents in memory."""
+        """A tile of other extents in memory, all of it there."""
         return StagedType(self.dtype, memory, self.axes, self.config, self.ring)
 
     def renamed(self, dims: Vector) -> StagedType:
         """The tile whose dimensions are these of this one, where -1 is a new one of extent 1. It stays where it is."""
-        return StagedType(self.dtype, self.memory, tuple(self.axes[d] if d >= 0 else -1 for d in dims), self.config, self.ring)
+        axes = tuple(self.axes[d] if d >= 0 else -1 for d in dims)
+        return StagedType(self.dtype, self.memory, axes, self.config, self.ring, self.short)
 
     def swizzle(self) -> Swizzle:
         """Where each element lies: offsets in elements, and the bits that an access of 16 bytes covers."""

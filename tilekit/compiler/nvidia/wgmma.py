@@ -7,6 +7,11 @@ panels are apart, in units of 16 bytes (PTX ISA, "matrix descriptor").
 Operands of 16 bits may lie either way in memory, and the first may come from registers. Others must both lie in shared memory,
 with `k` contiguous.
 
+Of operands whose rows in memory are shorter than those of their tiles (`StagedType.short`), nothing is multiplied that is known
+to be zero. Along `k`, steps are left out where both are. Columns of the result that `b` has none of are not computed: they stay
+what they are in the sum, also where `a` has infinities, which times zero are no number. An instruction takes as many columns as
+there are, in steps of 8.
+
 Nothing may write registers that a product under way reads (PTX: the behaviour is undefined). ptxas sees to that within a turn,
 and not beyond its end; a copy behind a wait it takes for none. So where a product is still under way when the next turn begins,
 operands that are computed have registers whose values live all through the loop (`Computed`); if they would spill, turns wait.
@@ -29,10 +34,10 @@ from tilekit.compiler.codegen.convert_layout import in_layout
 from tilekit.compiler.codegen.definition import materialize, materialized
 from tilekit.compiler.codegen.emit import asm, pack, special_register, unpack
 from tilekit.compiler.codegen.types import TileType, i64, integer
-from tilekit.compiler.layouts.linear import WARP, Layout
+from tilekit.compiler.layouts.linear import Layout
 from tilekit.compiler.layouts.mma import WARPS_OF_GROUP, warpgroup_accumulator
 from tilekit.compiler.nvidia.multibuffer import the_pipelines
-from tilekit.compiler.nvidia.products import MatrixProduct, Way, product_family
+from tilekit.compiler.nvidia.products import MatrixProduct, Way, left_out, product_family
 from tilekit.compiler.nvidia.shared_operands import asked_in_turn, own_turn, park, parked, turned_over
 from tilekit.compiler.nvidia.staged import StagedType
 from tilekit.compiler.nvidia.wgmma_types import ROWS, WAIT, AbreastType, OperandType, PendingType, joined, register_letter, split
@@ -52,6 +57,7 @@ _NAMES = {
 # Sums of products of 8-bit floats keep 13 bits behind the leading one. After so many instructions, 128 of `k`, they are added up
 # in float32; so that registers suffice, of so many columns at a time.
 _CHAIN, _SUMMED_COLUMNS = 4, 128
+_CUTS_PANELS = True  # whether an instruction may take part of a panel's columns: with 96 of them, one panel and a half
 _NO_TILE = 0x3FC00 >> 4  # the address that a descriptor of a tile would have at the end of 18 bits: a block has less
 _BEGIN = "wgmma.fence.sync.aligned;"
 _VOID = ir.VoidType()
@@ -102,8 +108,9 @@ class _Shape:
         down: how many groups have rows of their own; others have columns of theirs.
         high: instructions down a group's rows, and `wide` across its columns; `deep` along `k`.
         columns: that an instruction takes.
-        name: of the instruction.
+        kind: of the instruction: its name, but for the columns in it.
         flags: its last operands, the first of them whether it adds to what is there.
+        present: the columns of the result that are computed, all but at the end.
     """
 
     layouts: tuple[Layout, ...]
@@ -112,15 +119,26 @@ class _Shape:
     wide: int
     deep: int
     columns: int
-    name: str
+    kind: str
     flags: str
+    present: int
 
     @classmethod
     def of(
-        cls, a: DType, b: DType, rows: int, parts: Sequence[int], depth: int, num_warps: int, *, limit: int, turned: str
+        cls,
+        a: DType,
+        b: DType,
+        rows: int,
+        parts: Sequence[int],
+        depth: int,
+        num_warps: int,
+        *,
+        limit: int,
+        turned: str,
+        there: tuple[int, int],
     ) -> _Shape | str:
         """Or why warpgroups cannot compute so many columns, in parts. An instruction takes `limit` of them at most; `turned`
-        are its flags for how operands lie."""
+        are its flags for how operands lie. Of `depth` and of the columns so many are `there`."""
         columns, itemsize = sum(parts), b.itemsize
         layouts = [warpgroup_accumulator((rows, part), num_warps) for part in parts]
         if None in layouts or num_warps % WARPS_OF_GROUP:
@@ -135,10 +153,54 @@ class _Shape:
         if len(parts) > 1 and at_once < columns:
             return f"groups of warps have columns of their own: {at_once} of {columns}"
         whole = a.kind in "iu"
-        name = f"m64n{at_once}k{_STEP // itemsize}.{'s32' if whole else 'f32'}.{_NAMES[a]}.{_NAMES[b]}"
+        kind = f"k{_STEP // itemsize}.{'s32' if whole else 'f32'}.{_NAMES[a]}.{_NAMES[b]}"
         flags = "" if whole else ", 1, 1" + turned
         whole_layouts: Any = tuple(layouts)
-        return cls(whole_layouts, down, rows // down // ROWS, width // at_once, depth * itemsize // _STEP, at_once, name, flags)
+        step = 2 * _LEAST_COLUMNS if whole else _LEAST_COLUMNS  # instructions for integers come in fewer widths
+        present = -(-there[1] // step) * step if width == columns and len(parts) == 1 else columns
+        return cls(
+            whole_layouts,
+            down,
+            rows // down // ROWS,
+            width // at_once,
+            -(-there[0] * itemsize // _STEP),
+            at_once,
+            kind,
+            flags,
+            min(columns, present),
+        )
+
+    def across(self, number: int) -> int:
+        """How many columns the instructions compute that are so far along."""
+        return max(0, min(self.columns, self.present - number * self.columns))
+
+    def registers(self, down: int, across: int) -> list[int]:
+        """Those of the result that an instruction adds to: they go along the columns, then down the rows, then on to the next
+        sum."""
+        taken, begin = list[int](), 0
+        for layout in self.layouts:
+            each = layout.num_registers // (self.high * self.wide)
+            at = begin + (down * self.wide + across) * each
+            taken += range(at, at + each * self.across(across) // self.columns)
+            begin += layout.num_registers
+        return taken
+
+    @property
+    def instructions(self) -> list[tuple[int, int]]:
+        """How far down the rows, and along the columns, they are."""
+        return [(down, across) for down in range(self.high) for across in range(self.wide) if self.across(across)]
+
+    @property
+    def added(self) -> list[int]:
+        """The registers that all of them add to."""
+        return sorted(register for part in self.instructions for register in self.registers(*part))
+
+    def name(self, columns: int) -> str:
+        """That of an instruction."""
+        return f"m64n{columns}{self.kind}"
+
+    def __str__(self) -> str:
+        return self.name(min(self.columns, self.present))
 
 
 def _sum_dtype(a: DType, b: DType, precision: str) -> DType | None:
@@ -159,7 +221,7 @@ def _widened(tiles: types.BaseTuple) -> StagedType | str:
     columns = sum(tile.shape[1] for tile in tiles.types)
     whole = first.of(tuple(columns if axis == at else n for axis, n in enumerate(first.memory)))
     for tile in others:
-        if tile != first.of(tuple(tile.shape[1] if axis == at else n for axis, n in enumerate(first.memory))):
+        if tile.of(tile.memory) != first.of(tuple(tile.shape[1] if axis == at else n for axis, n in enumerate(first.memory))):
             return "the tiles lie otherwise than each other"
     if at < len(first.memory) - 1:
         assert first.panels == 1, "`passes.abreast` takes no others"
@@ -224,6 +286,11 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
     if lies.shape[0] != depth or any(part[0] != rows for part in parts) or columns != sum(part[1] for part in parts):
         return "it multiplies matrices that fit together"
     second, operand, fragments = _Operand(lies, 1, 0), None, None
+    columns_there = there.present(1) if isinstance(there, StagedType) else columns
+    if second.turned and not _CUTS_PANELS:
+        panel = _SPAN // lies.dtype.itemsize
+        columns_there = min(columns, -(-columns_there // panel) * panel)
+    deep_there = [side.present(1 - n) if isinstance(side, StagedType) else depth for n, side in enumerate((first, there))]
     for name, staged in (("a", first), ("b", lies)):
         if isinstance(staged, StagedType) and staged.span != _SPAN:
             return f"{name} has rows of {staged.span} bytes in shared memory, not of {_SPAN} or a multiple"
@@ -233,6 +300,7 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
         fragments = OperandType.of_tile(a if isinstance(a, OperandType) else first)
         if isinstance(fragments, str):
             return fragments
+        deep_there[0] = fragments.depth
     ways, half = [side.turned for side in (operand, second) if side is not None], lies.dtype.itemsize == 2
     if any(ways) and not half:
         return f"{'b' if second.turned else 'a'} of {lies.dtype.name} needs its k contiguous in memory"
@@ -241,14 +309,19 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
     turned = "".join(f", {way:d}" for way in ways) if half else ""
     warps = tile.config.num_warps
     wide_parts = [part[1] for part in parts]
-    shape = _Shape.of(first.dtype, lies.dtype, rows, wide_parts, depth, warps, limit=limit, turned=turned)
+    sizes = max(deep_there), columns_there
+    shape = _Shape.of(first.dtype, lies.dtype, rows, wide_parts, depth, warps, limit=limit, turned=turned, there=sizes)
     if isinstance(shape, str):
         return shape
     done = [
         TileType(wide, layout.reshape(materialized(ty).shape), tile.config)
         for layout, ty in zip(shape.layouts, sums, strict=True)
     ]
-    results = done if promoted else [PendingType(ty) for ty in done]
+    before = [ty.columns if isinstance(ty, PendingType) else 0 for ty in sums]
+    results = done
+    if not promoted:
+        pairs = zip(done, before, wide_parts, strict=True)
+        results = [PendingType(ty, max(under_way, min(part, shape.present))) for ty, under_way, part in pairs]
 
     def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value | None) -> ir.Value:
         assert z is not None, "there is an accumulator"
@@ -272,8 +345,8 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
             state.products.append(Asked(own_line(), isinstance(a, OperandType) and a.renewed, computed))
         total = []
         held_sums = [z] if acc is sums[0] else split(builder, z)
-        for ty, result, layout, each in zip(sums, results, shape.layouts, held_sums, strict=True):
-            if ty == result:
+        for ty, done_type, layout, each in zip(sums, done, shape.layouts, held_sums, strict=True):
+            if isinstance(ty, PendingType) and ty.materialized == done_type:
                 total += unpack(builder, each)
             else:
                 begun = unpack(builder, materialize(builder, ty, each))
@@ -294,17 +367,23 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
         fresh = all(materialized(ty).zero for ty in sums) and not promoted
         reads = {f"R{first.ring}", lies_in} if isinstance(first, StagedType) else {lies_in}
         note = "// reads " + " ".join(sorted(reads))
-        call = _asked(builder, shape, operand, second, inputs, total, wide, note, waits=waits, promoted=promoted, fresh=fresh)
+        sum_ = [total[register] for register in shape.added]
+        call = _asked(builder, shape, operand, second, inputs, sum_, wide, note, waits=waits, promoted=promoted, fresh=fresh)
         if waits:
             the_pipelines().waiting = call
+        added = shape.added
         if computed is not None:
-            computed.asked(call, len(total) * (1 if fresh else 2))
-        elements = [builder.extract_value(call, n) for n in range(len(total))]
-        registers = iter(elements)
+            computed.asked(call, len(added) * (1 if fresh else 2))
+        for n, register in enumerate(added):
+            total[register] = builder.extract_value(call, n)
+        registers = iter(total)
         tiles = [pack(builder, list(itertools.islice(registers, layout.num_registers))) for layout in shape.layouts]
         return tiles[0] if acc is sums[0] else joined(builder, tiles)
 
-    return Way(results[0] if acc is sums[0] else AbreastType(tuple(results)), f"wgmma.mma_async.sync.aligned.{shape.name}", emit)
+    result = results[0] if acc is sums[0] else AbreastType(tuple(results))
+    steps = depth * first.dtype.itemsize // _STEP
+    present = left_out((shape.deep, steps, "steps of k"), (shape.present, columns, "columns"))
+    return Way(result, f"wgmma.mma_async.sync.aligned.{shape}", emit, present)
 
 
 def _tf32(dtype: DType) -> str:
@@ -378,7 +457,7 @@ def _asked(
     """Ask for a product, and do not wait; or, if it is `promoted`, add up the sums of short chains, each waited for.
 
     Args:
-        builder, shape, total, wide: where, how it is shared out, what it is added to, and the dtype of that.
+        builder, shape, total, wide: where, how it is shared out, what it is added to (`_Shape.added`), and the dtype of that.
         operand: the first one; None if threads hold it, two elements in a word.
         second: the other one.
         inputs: values behind those of `total`: the descriptor of the first operand or its words, and that of the second.
@@ -387,43 +466,39 @@ def _asked(
         promoted: see above.
         fresh: `total` is all zeros: no register is set to that. What sets registers has ptxas wait for products that read them.
     """
-    count, per_instruction = len(total), ROWS * shape.columns // (WARPS_OF_GROUP * WARP)
+    count, numbers = len(total), {register: n for n, register in enumerate(shape.added)}
+    words = (len(inputs) - 1) // shape.high  # of the first operand, for an instruction's rows
     behind = count if fresh else 2 * count  # the operands that are the result's and the sum's
     begin, end = _BEGIN, "wgmma.commit_group.sync.aligned;"
 
     def instruction(d: list[str], step: int, down: int, across: int, adds: bool = True) -> str:
         if operand is None:
-            at = behind + 4 * (down * shape.deep + step)
+            at = behind + words * down + 4 * step
             before, first = "", "{" + ", ".join(f"${n}" for n in range(at, at + 4)) + "}"
         else:
             before, first = f"add.s64 x, ${behind}, {operand.depth(step) + down * operand.along(ROWS)};", "x"
         beyond = second.depth(step) + across * second.along(shape.columns)
         return (
             f"{before} add.s64 y, ${behind + len(inputs) - 1}, {beyond}; "
-            f"wgmma.mma_async.sync.aligned.{shape.name} {{{', '.join(d)}}}, {first}, y, {adds:d}{shape.flags};"
+            f"wgmma.mma_async.sync.aligned.{shape.name(shape.across(across))} {{{', '.join(d)}}}, "
+            f"{first}, y, {adds:d}{shape.flags};"
         )
 
     def registers(down: int, across: int) -> list[str]:
-        """They go along the columns, then down the rows, then on to the next sum."""
-        found, begin = list[str](), 0
-        for layout in shape.layouts:
-            each = layout.num_registers // (shape.high * shape.wide)
-            at = begin + (down * shape.wide + across) * each
-            found += [f"${n}" for n in range(at, at + each)]
-            begin += layout.num_registers
-        return found
+        return [f"${numbers[register]}" for register in shape.registers(down, across)]
 
-    places = [(down, across) for down in range(shape.high) for across in range(shape.wide)]
+    places = shape.instructions
     lines = ["{ .reg .b64 x, y;"]
     if promoted:
-        sums = [f"t{n}" for n in range(per_instruction)]
-        assert shape.deep % _CHAIN == 0, "rows of k have a multiple of 128 bytes"
-        lines.append(f".reg .f32 t<{per_instruction}>;")
+        lines.append(f".reg .f32 t<{max(len(shape.registers(*part)) for part in places)}>;")
         for part in places:
+            taken = registers(*part)
+            sums = [f"t{n}" for n in range(len(taken))]
             for start in range(0, shape.deep, _CHAIN):
-                lines += [begin, *(instruction(sums, step, *part, step > start) for step in range(start, start + _CHAIN))]
+                steps = range(start, min(start + _CHAIN, shape.deep))
+                lines += [begin, *(instruction(sums, step, *part, step > start) for step in steps)]
                 lines += [end, "wgmma.wait_group.sync.aligned 0;"]
-                lines += [f"add.f32 {d}, {d}, {t};" for d, t in zip(registers(*part), sums, strict=True)]
+                lines += [f"add.f32 {d}, {d}, {t};" for d, t in zip(taken, sums, strict=True)]
     else:
         adds = [step > 0 or not fresh for step in range(shape.deep)]
         lines += [begin, *(instruction(registers(*p), step, *p, adds[step]) for step in range(shape.deep) for p in places), end]

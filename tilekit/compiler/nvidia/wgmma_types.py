@@ -9,6 +9,7 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.cudaimpl import registry
 from numba.cuda.extending import core_models, register_model
+from numba.cuda.typeconv import Conversion
 
 from tilekit import dtypes
 from tilekit.compiler.codegen.compilation import Waited, current, own_line
@@ -40,13 +41,19 @@ class PendingType(DeferredType):
 
     Attributes:
         materialized: the tile that it becomes.
+        columns: how many of its columns are under way; what is behind them nobody adds to.
     """
 
     mangling_args = ("p", ())
 
-    def __init__(self, materialized: TileType) -> None:
-        self.materialized = materialized
-        super().__init__(f"Pending({materialized})")
+    def __init__(self, materialized: TileType, columns: int) -> None:
+        self.materialized, self.columns = materialized, columns
+        super().__init__(f"Pending({materialized}, {columns})")
+
+    @property
+    def under_way(self) -> list[int]:
+        """The registers that are."""
+        return [r for r, at in enumerate(self.materialized.layout.least(-1)) if at < self.columns]
 
     def materialize(self, builder: ir.IRBuilder, value: ir.Value, left: int = 0) -> ir.Value:
         """Wait for it; so many may be `left` under way that were asked for later."""
@@ -56,20 +63,31 @@ class PendingType(DeferredType):
             asked, state.waiting = state.waiting, None
             if asked is not None and left == 0 and asked.parent is builder.block:  # nothing comes between
                 asked.callee.asm = asked.callee.asm.replace(WAIT, "")
-        elements = unpack(builder, value)
+        held = unpack(builder, value)
+        elements = [held[r] for r in self.under_way]
         count = len(elements)
         letter = register_letter(self.materialized.dtype)
         letters = ",".join([f"={letter}"] * count + [str(n) for n in range(count)] + ["~{memory}"])
         kind = ir.LiteralStructType([elements[0].type] * count)
         waited = asm(builder, f"wgmma.wait_group.sync.aligned {left};", letters, kind, elements, convergent=True)
-        return pack(builder, [builder.extract_value(waited, n) for n in range(count)])
+        for n, r in enumerate(self.under_way):
+            held[r] = builder.extract_value(waited, n)
+        return pack(builder, held)
 
     def unify(self, typingctx: Any, other: types.Type) -> types.Type | None:
         """A variable that other products are added to is under way all the time."""
         mine = self.materialized
+        if isinstance(other, PendingType) and mine == other.materialized:
+            return PendingType(mine, max(self.columns, other.columns))
         if isinstance(other, TileType) and (mine.dtype, mine.shape) == (other.dtype, other.shape):
             return self
         return super().unify(typingctx, other)
+
+    def can_convert_to(self, typingctx: Any, other: types.Type) -> Conversion | None:
+        """To one of which as much is under way, or more; or to what threads hold."""
+        if isinstance(other, PendingType):
+            return Conversion.safe if self.unify(typingctx, other) == other else None
+        return super().can_convert_to(typingctx, other)
 
 
 @register_model(PendingType)
@@ -81,6 +99,12 @@ class _PendingModel(core_models.PrimitiveModel):
 @registry.lower_cast(TileType, PendingType)
 def _pending(context: Any, builder: ir.IRBuilder, source: TileType, target: PendingType, value: ir.Value) -> ir.Value:
     return pack(builder, in_layout(builder, source, unpack(builder, value), target.materialized.layout))
+
+
+@registry.lower_cast(PendingType, PendingType)
+def _more(context: Any, builder: ir.IRBuilder, source: PendingType, target: PendingType, value: ir.Value) -> ir.Value:
+    assert source.columns <= target.columns, "PendingType.can_convert_to"
+    return value
 
 
 class AbreastType(types.Type):
@@ -134,13 +158,14 @@ class OperandType(DeferredType):
     Attributes:
         materialized: the tile.
         renewed: whether the loop that it is carried round computes it anew: then its registers are written where turns meet.
+        depth: how many of its columns may be there: those behind them are zeros.
     """
 
     mangling_args = ("o", ())
 
-    def __init__(self, materialized: TileType, *, renewed: bool = False) -> None:
-        self.materialized, self.renewed = materialized, renewed
-        super().__init__(f"Operand({materialized}, {renewed})")
+    def __init__(self, materialized: TileType, *, renewed: bool = False, depth: int) -> None:
+        self.materialized, self.renewed, self.depth = materialized, renewed, depth
+        super().__init__(f"Operand({materialized}, {renewed}, {depth})")
 
     @classmethod
     def of(cls, ty: types.Type, *, renewed: bool = False) -> OperandType | None:
@@ -157,7 +182,7 @@ class OperandType(DeferredType):
     def of_tile(cls, ty: TileType | OperandType, *, renewed: bool = False) -> OperandType | str:
         """That of a matrix, where products are by warpgroups; or why there is none."""
         if isinstance(ty, OperandType):
-            return cls(ty.materialized, renewed=ty.renewed or renewed)
+            return cls(ty.materialized, renewed=ty.renewed or renewed, depth=ty.depth)
         if ty.dtype not in (dtypes.float16, dtypes.bfloat16):
             return f"a is in registers, where it takes float16 and bfloat16, not {ty.dtype.name}"
         warps = ty.config.num_warps
@@ -165,7 +190,11 @@ class OperandType(DeferredType):
         if layout is None or ty.shape[0] // ROWS < warps // WARPS_OF_GROUP:
             needed = f"{ROWS} rows of its own for each group of {WARPS_OF_GROUP} warps"
             return f"a is in registers, where it takes {needed}: it has {ty.shape[0]} rows and {warps} warps"
-        return cls(TileType(ty.dtype, layout, ty.config), renewed=renewed)
+        return cls(TileType(ty.dtype, layout, ty.config), renewed=renewed, depth=ty.shape[1])
+
+    def short(self, depth: int) -> OperandType:
+        """The same of which so many columns may be there."""
+        return OperandType(self.materialized, renewed=self.renewed, depth=depth)
 
     @property
     def count(self) -> int:
@@ -191,13 +220,22 @@ class OperandType(DeferredType):
 
     def unify(self, typingctx: Any, other: types.Type) -> types.Type | None:
         """A variable that is passed to products is ready for it all the time."""
-        return self if OperandType.of(other, renewed=self.renewed) == self else super().unify(typingctx, other)
+        ready = OperandType.of(other, renewed=self.renewed)
+        if ready is None or ready.short(self.depth) != self:
+            return super().unify(typingctx, other)
+        return self.short(max(self.depth, ready.depth))
 
 
 @register_model(OperandType)
 class _OperandModel(core_models.PrimitiveModel):
     def __init__(self, manager: Any, ty: OperandType) -> None:
         super().__init__(manager, ty, ir.ArrayType(_PAIR.type, ty.count))
+
+
+@registry.lower_cast(OperandType, OperandType)
+def _deeper(context: Any, builder: ir.IRBuilder, source: OperandType, target: OperandType, value: ir.Value) -> ir.Value:
+    assert source.count == target.count, "OperandType.unify"
+    return value
 
 
 @registry.lower_cast(TileType, OperandType)

@@ -32,7 +32,7 @@ from tilekit.kernels._host import Launches, Operand, a_tensor, filled, multiproc
 from tilekit.kernels._staging import in_stages
 from tilekit.ops import DeviceOp, Spec
 
-__all__ = ["as_held", "attention_backward", "of_held", "of_tiles", "power_of", "tiling_of"]
+__all__ = ["as_held", "attention_backward", "of_held", "of_tiles", "power_of", "summed_columns", "tiling_of"]
 
 BM, BN, BD, BS, BR, BP = tk.generics("BM BN BD BS BR BP")
 
@@ -189,6 +189,11 @@ def _backward_dkv(
 def as_held(product):
     """A product of `BD` rows and `BN` columns in the order in which threads hold it: each has 16 bytes, warps have 512."""
     return product.reshape((BD // 16, 2, 8, BN // 8, 4, 2)).permute((0, 3, 2, 4, 1, 5))
+
+
+def summed_columns(size: int) -> int:
+    """Of how many elements of a head there are sums: of the `BD` whose order is `as_held` those in front, 16 at a time."""
+    return -(-size // 16) * 16
 
 
 @tk.function
@@ -380,8 +385,8 @@ def attention_backward(
         scale, causal, window: as they were given to `attention`.
         deterministic: whether the result must be the same in every run. If not, 16-bit floats with heads of up to 128 elements
             are faster on GPUs of compute capability 9.0: the blocks add to the gradient by `q` atomically, in float32, which
-            takes `B * H * LQ * D` floats of memory besides (D and LQ rounded up to a power of two and a multiple of 64). Where
-            blocks share tiles, of short sequences and few heads, their parts are floats as well: at most 140 MB on an H200.
+            takes `B * H * LQ * D` floats of memory besides (D and LQ rounded up to multiples of 16 and of 64). Where blocks share
+            tiles, of short sequences and few heads, their parts are floats as well: at most 140 MB on an H200.
 
     Returns:
         An op whose result is three tensors, like `q`, `k` and `v`. Those by `k` and `v` are the same in every run, that by `q` if
@@ -437,7 +442,7 @@ def attention_backward(
         delta, sums = new(kept), new(kept)
         summed = adds and not alone
         if summed:
-            dq_sums = new(Spec((batch, heads, whole, held), dtypes.float32))
+            dq_sums = new(Spec((batch, heads, whole, summed_columns(size) * rows), dtypes.float32))
         else:
             dq_sums = dq if adds else written(dq, by_queries)
         launch = _of_rows(delta.scattered(), sums.scattered(), dq_sums.scattered(), grad, out, lse, heads, summed)

@@ -21,6 +21,7 @@ from tilekit.kernels._attention.parts import added_up
 from tilekit.kernels._host import (
     Launches,
     Operand,
+    check_splits,
     filled,
     has_warpgroups,
     integers,
@@ -167,8 +168,7 @@ def attention_decode(
         integers(name, lengths=lengths)
         if lengths.shape != (batch,):
             raise ValueError(f"{name}: lengths has shape {lengths.shape}; for {batch} sequences it is ({batch},)")
-    if splits is not None and (type(splits) is not int or splits < 1):
-        raise ValueError(f"{name}: splits is an int from 1 on, not {splits!r}")
+    check_splits(name, splits)
     destination = out_or_new(name, out, q)
     count = multiprocessors(q)
     stages = _STAGES if has_warpgroups(q) else _STAGES_ELSEWHERE

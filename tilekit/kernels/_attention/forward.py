@@ -194,7 +194,7 @@ def attention(
 
     Args:
         q: queries, a tensor of shape `(B, H, LQ, D)`: batch, heads, length, head size; or an op that produces one. D is up to
-            256; 64, 128 and 256 are the sizes that nothing is wasted on.
+            256; multiples of 16 from 64 to 128, and 192 and 256, are sizes that little is wasted on.
         k, v: keys and values, `(B, HK, LK, D)`. H is a multiple of HK: query head `h` has key head `h // (H // HK)` (grouped
             queries; with one key head, multi-query attention). All hold float16, or bfloat16, or float32. Any strides will do,
             but with gaps along D, or rows at no multiple of 16 bytes, it is slower.

@@ -209,8 +209,8 @@ def attention_varlen(
     """`attention` of each of several sequences, which are packed one behind the other.
 
     Args:
-        q: queries of shape `(TQ, H, D)`: those of all sequences, heads, head size. D is up to 256; 64, 128 and 256 are the sizes
-            that nothing is wasted on.
+        q: queries of shape `(TQ, H, D)`: those of all sequences, heads, head size. D is up to 256; multiples of 16 from 64 to
+            128, and 192 and 256, are sizes that little is wasted on.
         k, v: keys and values, `(TK, HK, D)`; H is a multiple of HK. Dtypes and strides are as for `attention`.
         cu_seqlens_q: int32 of shape `(B + 1,)` on the same device: the queries of sequence `b` are those from `cu_seqlens_q[b]`
             to `cu_seqlens_q[b + 1]`. The longest sequence need not be known.

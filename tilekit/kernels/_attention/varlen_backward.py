@@ -10,7 +10,7 @@ from tilekit._tensor.tensor import Tensor
 from tilekit.errors import check_flag
 from tilekit.kernels._attention import varlen_backward_wgmma as wgmma
 from tilekit.kernels._attention.arguments import check_qkv, check_starts, scale_of
-from tilekit.kernels._attention.backward import of_tiles, power_of, tiling_of
+from tilekit.kernels._attention.backward import of_tiles, power_of, summed_columns, tiling_of
 from tilekit.kernels._attention.mask import Masks, hidden, masks_of
 from tilekit.kernels._attention.online_softmax import LOG2_E
 from tilekit.kernels._attention.varlen import by_rows, finite_outside
@@ -278,7 +278,7 @@ def attention_varlen_backward(
                 launch = launch.generics(BM=tile.rows, BN=rows, BD=swift.depth).num_warps(4)
                 yield launch.grid((sequences, heads))
             held = swift.depth * rows
-            dq_sums = new(Spec((heads, places, held), dtypes.float32))
+            dq_sums = new(Spec((heads, places, summed_columns(size) * rows), dtypes.float32))
             yield filled(dq_sums)
             visits = yield from visits_of(new, tile.rows, tile.columns, others, packed, seen)
             early = swift.depth == 128 and not (masks.below or masks.above)

@@ -2,7 +2,8 @@
 
 How many rows a group has is known on the device alone, so each block finds its tiles by itself: it goes over the groups, counts
 their tiles, and takes every n-th of n blocks. Tiles of rows begin where a group does, at any row: `a.slice(0, first)`. What they
-have of the next group's rows is multiplied, too, and not stored. Shazeer et al., "Outrageously large neural networks: the
+have of the next group's rows is multiplied, too, and not stored. Where tiles are too few for all multiprocessors, sums are split
+into parts, which a second kernel adds up. Shazeer et al., "Outrageously large neural networks: the
 sparsely-gated mixture-of-experts layer", 2017; Gale et al., "MegaBlocks", 2022.
 """
 
@@ -14,10 +15,22 @@ import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._gemm.abreast import abreast_columns, place_of, store_left, store_right, sums_abreast
+from tilekit.kernels._gemm.products import parts_added_up
 from tilekit.kernels._gemm.schedules import check_tile, result_dtype, schedule_of, sum_dtype
-from tilekit.kernels._host import Launches, Operand, a_tensor, filled, multiprocessors, on_cpu, out_or_new, takes_ops
-from tilekit.kernels._staging import COPIES, LINES, aligned, in_stages, pitched, staged_operands
-from tilekit.ops import DeviceOp
+from tilekit.kernels._host import (
+    Launches,
+    Operand,
+    a_tensor,
+    check_splits,
+    filled,
+    multiprocessors,
+    on_cpu,
+    out_or_new,
+    shaped,
+    takes_ops,
+)
+from tilekit.kernels._staging import COPIES, LINES, aligned, in_stages, pitched, staged_operands, straightened
+from tilekit.ops import DeviceOp, Spec
 
 __all__ = ["grouped_gemm"]
 
@@ -30,10 +43,13 @@ _STAYING, _STAYING_AHEAD, _SMALL = 4, 2, 192
 
 @tk.kernel
 def _grouped(
-    out: tk.Out, a: tk.In, b: tk.In, offsets: tk.In,
-    dtype: tk.Const, precision: tk.Const, warp_specialize: tk.Const, wide: tk.Const,
+    out: tk.Out, a: tk.In, b: tk.In, offsets: tk.In, splits: int, share: int,
+    dtype: tk.Const, precision: tk.Const, warp_specialize: tk.Const, wide: tk.Const, apart: tk.Const,
 ):  # fmt: skip
-    """Tiles have `wide` columns: BN, or more, of two next to each other (see `abreast`)."""
+    """Tiles have `wide` columns: BN, or more, of two next to each other (see `abreast`).
+
+    Sums that are taken `apart` have so many `splits`, one behind the other in `out`, of which each has `share` tiles along K.
+    """
     groups, columns = b.shape[0], tk.cdiv(b.shape[2], wide)
     # The next tile of this block, counted from the group's first. A slice that begins at the constant 0 is of another type.
     at, first = tk.bid(0), 0 * groups
@@ -43,23 +59,28 @@ def _grouped(
             last = min(max(tk.load(offsets, g, ()).item(), first), a.shape[0])
             steps = tk.cdiv(a.shape[1], BK)
         rows = tk.cdiv(last - first, BM)
-        while at < rows * columns:
-            i, j = place_of(at, rows, columns)
+        while at < rows * columns * splits:
+            part, top, begin, end = 0, 0, 0, steps
+            if apart:
+                part = at // (rows * columns)
+                top, begin, end = part * a.shape[0], min(part * share, steps), min(part * share + share, steps)
+            i, j = place_of(at - part * (rows * columns), rows, columns)
+            target = out.slice(0, top + first, top + last)
             if wide > BN:
                 left, right = sums_abreast(
-                    a.slice(0, first), b, g, i, j, 0, steps, dtype, precision, warp_specialize, (1,)
+                    a.slice(0, first), b, g, i, j, begin, end, dtype, precision, warp_specialize, (1,)
                 )  # fmt: skip
-                store_left(out.slice(0, first, last), (i, j), left.astype(out.dtype), 2)
+                store_left(target, (i, j), left.astype(out.dtype), 2)
                 if wide * j + BN < b.shape[2]:
-                    store_right(out.slice(0, first, last), (i, j), right.astype(out.dtype), 2)
+                    store_right(target, (i, j), right.astype(out.dtype), 2)
             else:
                 acc = tk.zeros((BM, BN), dtype)
-                of_a, of_b = a.slice(0, first).tiles((BM, BK))[i, :steps], b.tiles((1, BK, BN))[g, :steps, j]
+                of_a, of_b = a.slice(0, first).tiles((BM, BK))[i, begin:end], b.tiles((1, BK, BN))[g, begin:end, j]
                 for ta, tb in tk.pipelined(of_a, of_b, warp_specialize=warp_specialize):
                     acc = tk.mma(ta, tb.reshape((BK, BN)), acc, precision=precision)
-                tk.store(out.slice(0, first, last), (i, j), acc.astype(out.dtype))
+                tk.store(target, (i, j), acc.astype(out.dtype))
             at += tk.num_blocks(0)
-        at -= rows * columns
+        at -= rows * columns * splits
         first = last
 
 
@@ -74,6 +95,7 @@ def grouped_gemm(
     out: Tensor | None = None,
     tile: tuple[int, int, int] | None = None,
     num_warps: int | None = None,
+    splits: int | None = None,
 ) -> DeviceOp[Tensor]:
     """`a[rows of g] @ b[g]` for each group of rows `g`, in one kernel: what the experts of a mixture compute.
 
@@ -84,6 +106,7 @@ def grouped_gemm(
         offsets: int32 of shape `(G,)`: where the rows of each group end, `cumsum` of their numbers. Group `g` has the rows
             `offsets[g - 1]` (0 for the first) to `offsets[g]`; groups may be empty. It stays on the device.
         dtype, precision, out, tile, num_warps: as for `gemm`.
+        splits: into how many parts sums are split, instead of as many as keep all multiprocessors busy.
 
     Returns:
         An op whose result is a tensor of shape `(T, N)`, the same in every run. Rows behind the last group's are zeros.
@@ -98,6 +121,7 @@ def grouped_gemm(
     """
     name = "grouped_gemm"
     a_tensor(name, a=a, b=b, offsets=offsets)
+    a, b = straightened(a), straightened(b)
     wide = sum_dtype(name, a, b, precision)
     if (len(a.shape), len(b.shape)) != (2, 3):
         raise ValueError(f"{name}: a has shape {a.shape}, b {b.shape}; a is a matrix, b a stack of them, one for each group")
@@ -110,6 +134,7 @@ def grouped_gemm(
     if offsets.shape != (groups,):
         raise ValueError(f"{name}: offsets has shape {offsets.shape}; for {groups} groups it is ({groups},), where each ends")
     tile = check_tile(name, tile, abreast=True)
+    check_splits(name, splits)
     destination = out_or_new(name, out, a, (total, n), result_dtype(a, dtype, wide))
     exact = a.dtype == dtypes.float32 and precision != "tf32"
     # Where the columns of `a` are contiguous, tiles begin in the middle of the 16 bytes that are copied at a time.
@@ -119,10 +144,11 @@ def grouped_gemm(
     schedule = schedule_of(
         a, (max(1, groups), max(1, -(-total // max(1, groups))), max(1, n), max(1, k)), staged=staged, copied=copied,
         even=aligned(a, b), lines=pitched(a, b, to=LINES), cpu=on_cpu(a), tf32=a.dtype == dtypes.float32 and not exact, beside=0,
-        tile=tile, num_warps=num_warps, splits=1, summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
+        tile=tile, num_warps=num_warps, splits=splits, summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
         abreast=abreast_columns(b, precision) if num_warps is None else (), clusters=False,
     )  # fmt: skip
-    limit = min(total, (total + (groups + 1) * (schedule.rows - 1)) // schedule.rows) * -(-n // schedule.columns)
+    splits = schedule.splits
+    limit = min(total, (total + (groups + 1) * (schedule.rows - 1)) // schedule.rows) * -(-n // schedule.columns) * splits
     count = multiprocessors(a)
     small = schedule.num_warps <= 4 and schedule.rows + schedule.columns <= _SMALL
     blocks = min(limit, count * (_STAYING if not (staged or copied) else _STAYING_AHEAD if small else 1))
@@ -131,10 +157,16 @@ def grouped_gemm(
         y = new(destination)
         if y.size and k and groups:
             warp_specialize = False if exact or a.dtype == dtypes.float64 else None
-            launch = _grouped(y.scattered(), a, b, offsets, wide, precision, warp_specialize, schedule.columns).grid(blocks)
+            parts = new(Spec((splits, total, n), wide)) if splits > 1 else y
+            launch = _grouped(
+                shaped(parts, (splits * total, n)).scattered(), a, b, offsets, splits, schedule.share, wide, precision,
+                warp_specialize, schedule.columns, splits > 1,
+            ).grid(blocks)  # fmt: skip
             launch = launch.generics(**schedule.generics).num_warps(schedule.num_warps)
             # Exact sums take all of the registers that two blocks have, and which group a tile is of takes some, too.
             yield launch if schedule.occupancy is None or exact else launch.occupancy(schedule.occupancy)
+            if splits > 1:
+                yield parts_added_up(y, parts, splits)
         elif y.size:
             yield filled(y)
         return y

@@ -19,11 +19,11 @@ import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._gemm.abreast import abreast_columns, parts_abreast, place_of, store_left, store_right, sums_abreast
+from tilekit.kernels._gemm.packing import Packing, described, packed, packing_of, worth_packing
 from tilekit.kernels._gemm.schedules import (
     FEW_ROWS,
     FEW_STEPS,
     Schedule,
-    check_splits,
     check_tile,
     fits_stages,
     result_dtype,
@@ -31,8 +31,30 @@ from tilekit.kernels._gemm.schedules import (
     sum_dtype,
 )
 from tilekit.kernels._gemm.stream_k import shares_of
-from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, out_or_new, power, shaped, takes_ops
-from tilekit.kernels._staging import COPIES, LINES, aligned, exact_in_stages, in_stages, pitched, staged_operands
+from tilekit.kernels._gemm.vectors import FEW_VECTORS, Vectors, products_of_vectors, vectors_of
+from tilekit.kernels._host import (
+    Launches,
+    Operand,
+    a_tensor,
+    check_splits,
+    filled,
+    multiprocessors,
+    on_cpu,
+    out_or_new,
+    power,
+    shaped,
+    takes_ops,
+)
+from tilekit.kernels._staging import (
+    COPIES,
+    LINES,
+    aligned,
+    exact_in_stages,
+    in_stages,
+    pitched,
+    staged_operands,
+    straightened,
+)
 from tilekit.lang.functions import Function
 from tilekit.launch.copying import as_real
 from tilekit.ops import DeviceOp, Spec
@@ -298,6 +320,7 @@ def gemm(
     if not isinstance(operands, (tuple, list)):
         raise TypeError(f"gemm: operands is a tuple of the epilogue's tensors and scalars, not {type(operands).__name__}")
     a_tensor("gemm", a=a, b=b)
+    a, b = straightened(a), straightened(b)
     for at, x in enumerate(operands):
         a_tensor("gemm", **{f"operands[{at}]": x})
     if isinstance(beta, (int, float)) and beta == 0:
@@ -322,7 +345,7 @@ def gemm(
         recipe = _recipes[key] = _recipe(
             a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, num_warps, splits, in_place
         )
-    extents, result, wide, added, along, warp_specialize, schedule, kernels, turned = recipe
+    extents, result, wide, added, along, warp_specialize, schedule, kernels, turned, packing, vectors = recipe
     destination, matrix, rank = out_or_new("gemm", out, a, extents, result), len(extents) == 2, len(extents)
     more = [shaped(x, _padded(x.shape, rank)) for x in operands]
     added_to = a if c is None else shaped(c, _padded(c.shape, rank))
@@ -348,7 +371,7 @@ def gemm(
         y = new(destination)
         if not y.size:
             return y
-        left, right = a, b
+        left, right = yield from packed(new, (a, b), packing)
         if not k:  # nothing to add up, which zeros are as well
             left, right = (new(Spec((*x.shape[:-2], *ends), x.dtype)) for x, ends in ((a, (m, _LEAST)), (b, (_LEAST, n))))
             for x in (left, right):
@@ -360,7 +383,16 @@ def gemm(
         each = () if matrix else tuple(int(len(x.shape) == 3) for x in (left, right))
         if not matrix:
             left, right = (shaped(x, _padded(x.shape, 3)) for x in (left, right))
-        if schedule.abreast and schedule.splits == 1:
+        if vectors is not None:
+            batch = math.prod(extents[:-2])
+            whole = vectors.splits == 1 and epilogue is None and constants == (False, (), ())
+            parts = shaped(y, (batch, m, n)) if whole else new(Spec((batch * vectors.splits, m, n), wide))
+            few = (parts, left, right) if m <= n else map(_turned, (parts, right, left))
+            stacks = (shaped(x, _padded(x.shape, 3)) for x in few)
+            yield products_of_vectors(*stacks, vectors, wide, (each or (0, 0))[:: 1 if m <= n else -1])
+            if not whole:
+                yield _added_up(kernels, y, parts, vectors.splits, rest(), constants)
+        elif schedule.abreast and schedule.splits == 1:
             yield launched(kernels.abreast(target.scattered(), left, right, *common(), each).grid(schedule.blocks))
         elif not matrix and schedule.splits == 1:
             yield launched(kernels.batch(schedule.mapped(target), left, right, *common(), each))
@@ -390,11 +422,7 @@ def gemm(
             else:
                 launch = _parts(schedule.mapped(parts), left, right, schedule.share, *way)
             yield launched(launch)
-            columns = min(power(target.shape[-1]), 256)
-            rows = min(power(target.shape[-2]), 256 if on_cpu(a) else _SUMMED // columns)
-            finish, tile = (kernels.finish, (rows, columns)) if matrix else (kernels.finish_batch, (1, rows, columns))
-            launch = finish(target.partition(tile), parts, *rest(), count, *constants)
-            yield launch.generics(BM=rows, BN=columns).num_warps(_SUMMED_WARPS)
+            yield _added_up(kernels, target, parts, count, rest(), constants)
         return y
 
     def launched(launch):
@@ -404,11 +432,25 @@ def gemm(
     return Launches(a, steps, Spec(extents, result))
 
 
+def parts_added_up(target: Any, parts: Any, count: int) -> DeviceOp[Any]:
+    """Add up so many parts of a matrix, `(count, M, N)`: a launch that writes `target`."""
+    return _added_up(_kernels(_nothing_else), target, parts, count, (*[parts] * (1 + _MOST_OPERANDS), 1.0, 1.0), (False, (), ()))
+
+
+def _added_up(kernels, target, parts, count, rest, constants):
+    columns = min(power(target.shape[-1]), 256)
+    rows = min(power(target.shape[-2]), 256 if on_cpu(target) else _SUMMED // columns)
+    finish, tile = (kernels.finish, ()) if len(target.shape) == 2 else (kernels.finish_batch, (1,))
+    launch = finish(target.partition((*tile, rows, columns)), parts, *rest, count, *constants)
+    return launch.generics(BM=rows, BN=columns).num_warps(_SUMMED_WARPS)
+
+
 class _Recipe(NamedTuple):
     """What a product takes: its shape and dtype, the constants of its kernels, the schedule, and the kernels.
 
-    If it is `turned`, the transpose is computed, `b.T @ a.T`: of few rows, for tensor cores take 64 rows at a time and 8 columns;
-    and where other tiles fit.
+    Operands may be packed first; a few rows or columns are `vectors`, of which no tiles are multiplied. If it is `turned`, the
+    transpose is computed, `b.T @ a.T`: of few rows, for tensor cores take 64 rows at a time and 8 columns; and where other tiles
+    fit.
     """
 
     extents: tuple[int, ...]
@@ -420,8 +462,11 @@ class _Recipe(NamedTuple):
     schedule: Schedule
     kernels: _Kernels
     turned: bool
+    packing: Packing
+    vectors: Vectors | None
 
 
+_AS_THEY_LIE: Packing = (None, None)
 _recipes: dict[Any, _Recipe] = {}
 _RECIPES_KEPT = 512
 
@@ -439,37 +484,55 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
         raise ValueError("gemm: operands are for an epilogue, and there is none: epilogue=kernels.epilogues.bias adds one")
     along = tuple(_along(f"operands[{at}]", x, extents) for at, x in enumerate(operands))
     tile = check_tile("gemm", tile, abreast=splits != "stream")
-    check_splits(splits, matrix)
+    check_splits("gemm", splits, otherwise="stream")
+    if splits == "stream" and not matrix:
+        raise ValueError('gemm: splits = "stream" is for matrices; the sums of a batch are split into so many parts each')
     result = result_dtype(a, dtype, wide)
-    exact = a.dtype == dtypes.float32 and precision != "tf32"
-    staged, fetched = not exact and staged_operands(a, b), exact and not on_cpu(a) and exact_in_stages(a, b)
-    copied, cpu = in_stages(a, b, to=COPIES, warpgroups=False), on_cpu(a)
-    even, lines = aligned(a, b), pitched(a, b, to=LINES)
+    exact, cpu = a.dtype == dtypes.float32 and precision != "tf32", on_cpu(a)
     beside = sum(x.itemsize for x, each in zip((c, *operands), (added, *along), strict=True) if each and all(each[-2:]))
-
     # Two tiles next to each other are one instruction of the warps that the model has in mind.
     modelled = splits != "stream" and num_warps is None and not in_place
 
-    def scheduled(turned):
-        return schedule_of(
-            a, (batch, *((n, m) if turned else (m, n)), k or _LEAST), staged=staged, copied=copied, even=even, cpu=cpu,
-            lines=lines, tf32=a.dtype == dtypes.float32 and not exact, beside=beside, tile=tile, num_warps=num_warps,
-            splits=splits, summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
-            abreast=abreast_columns(_turned(a) if turned else b, precision) if modelled else (), turned=turned, fetched=fetched,
-        )  # fmt: skip
+    def planned(a, b):
+        """The schedule for operands that lie like these, whether it is of the transpose, and whether tiles come ahead."""
+        staged, copied = not exact and staged_operands(a, b), in_stages(a, b, to=COPIES, warpgroups=False)
+        fetched = exact and not cpu and exact_in_stages(a, b)
 
-    either = staged and epilogue is None and tile is None and not cpu
-    turned = either and m <= FEW_ROWS < n
-    schedule = scheduled(turned)
-    if either and min(m, n) > FEW_ROWS and (other := scheduled(True)).clocks < _TURNED * schedule.clocks:
-        schedule, turned = (other, True) if other.splits == 1 and other.stream is None else (schedule, False)
+        def scheduled(turned):
+            return schedule_of(
+                a, (batch, *((n, m) if turned else (m, n)), k or _LEAST), staged=staged, copied=copied, even=aligned(a, b),
+                cpu=cpu, lines=pitched(a, b, to=LINES), tf32=a.dtype == dtypes.float32 and not exact, beside=beside,
+                tile=tile, num_warps=num_warps, splits=splits, summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
+                abreast=abreast_columns(_turned(a) if turned else b, precision) if modelled else (), turned=turned,
+            )  # fmt: skip
+
+        either = staged and epilogue is None and tile is None and not cpu
+        turned = either and m <= FEW_ROWS < n
+        schedule = scheduled(turned)
+        if either and min(m, n) > FEW_ROWS and (other := scheduled(True)).clocks < _TURNED * schedule.clocks:
+            schedule, turned = (other, True) if other.splits == 1 and other.stream is None else (schedule, False)
+        ahead = fetched and fits_stages(schedule.rows, schedule.columns, schedule.depth, schedule.num_warps, k)
+        return schedule, turned, staged or copied or ahead
+
+    schedule, turned, ahead = planned(a, b)
+    free, packing, vectors = not (cpu or ahead or tile or num_warps or splits) and batch * m * n * k, _AS_THEY_LIE, None
+    if free and min(m, n) <= FEW_VECTORS:
+        deep = b.unit == len(b.shape) - 2 if m <= n else a.unit == len(a.shape) - 1
+        vectors = vectors_of(batch, min(m, n), max(m, n), k, deep, multiprocessors(a))
+    elif free and not exact and a.itemsize <= 4:
+        packing = packing_of(a, b)
+        other = planned(*map(described, (a, b), packing))
+        if worth_packing(schedule, other[0], (a, b), packing):
+            schedule, turned, ahead = other
+        else:
+            packing = _AS_THEY_LIE
     if turned:
         added = added[::-1]
     # Without fast tensor cores a product of small tiles takes so long that its operands come in time.
-    at_once = not (staged or copied) and -(-k // schedule.depth) <= FEW_STEPS
-    ahead = fetched and fits_stages(schedule.rows, schedule.columns, schedule.depth, schedule.num_warps, k)
+    at_once = not ahead and -(-k // schedule.depth) <= FEW_STEPS
     warp_specialize = False if (exact and not ahead) or a.dtype == dtypes.float64 or at_once else None
-    return _Recipe(extents, result, wide, added, along, warp_specialize, schedule, _kernels(_function(epilogue)), turned)
+    kernels = _kernels(_function(epilogue))
+    return _Recipe(extents, result, wide, added, along, warp_specialize, schedule, kernels, turned, packing, vectors)
 
 
 # ------------------------------------------------------------------------------------------------------------------------- checks

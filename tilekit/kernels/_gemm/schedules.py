@@ -26,7 +26,7 @@ from tilekit.lang.matmul import PRECISIONS, accumulator_dtype
 from tilekit.launch.launch import check_warps
 
 __all__ = [
-    "FEW_ROWS", "FEW_STEPS", "Schedule", "check_splits", "check_tile", "fits_stages", "result_dtype", "schedule_of", "sum_dtype",
+    "FEW_ROWS", "FEW_STEPS", "Schedule", "check_tile", "fits_stages", "result_dtype", "schedule_of", "sum_dtype",
 ]  # fmt: skip
 
 # Of a multiprocessor, in a clock: products of elements, by the bytes that each has. What else a step along K costs those that do
@@ -169,16 +169,6 @@ def check_tile(name: str, tile: Any, *, abreast: bool = False) -> tuple[int, int
     return tuple(tile)  # type: ignore[return-value]
 
 
-def check_splits(splits: Any, matrix: bool) -> None:
-    """The same of `splits`."""
-    if splits is None:
-        return
-    if splits != "stream" if isinstance(splits, str) else type(splits) is not int or splits < 1:
-        raise ValueError(f'gemm: splits is an int from 1 on, or "stream", not {splits!r}')
-    if splits == "stream" and not matrix:
-        raise ValueError('gemm: splits = "stream" is for matrices; the sums of a batch are split into so many parts each')
-
-
 def schedule_of(
     a: Tensor, shape: tuple[int, int, int, int], *, staged: bool, copied: bool, even: bool, cpu: bool, tf32: bool, beside: int,
     tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | str | None, summed: bool = False,
@@ -200,7 +190,8 @@ def schedule_of(
         abreast: columns that a tile may have besides powers of two.
         turned: whether it is the transpose that is stored, whose rows go across what a warp has.
         lines: whether rows, or columns, of the operands are whole lines of the cache, of 128 bytes.
-        clusters: whether blocks may load tiles together, which those of kernels that find their tiles by themselves do not.
+        clusters: whether blocks may load tiles together, and have shares of one, which those of kernels that find their tiles by
+            themselves do not.
         fetched: see `_staging.exact_in_stages`.
     """
     check_warps(num_warps)
@@ -290,7 +281,7 @@ def _cheapest(
         tiles = max(1, batch * -(-m // bm) * -(-n // bn))
         limit = min(_MOST_SPLITS, steps, max(1, 2 * count // tiles))
         ways: list[int | str] = list(range(1, limit + 1)) if splits is None else [1 if splits == "stream" else splits]
-        stream = stream_k(-(-m // bm), -(-n // bn), steps, _held(count, warps)) if batch == 1 and not odd else None
+        stream = stream_k(-(-m // bm), -(-n // bn), steps, _held(count, warps)) if batch == 1 and clusters and not odd else None
         # Of tiles that are too few from the start, the sums are split, as long as nobody says otherwise.
         near = itemsize * (m * k + k * n) <= _STREAMED
         if stream is not None and (splits == "stream" or (splits is None and stream.top and near)):

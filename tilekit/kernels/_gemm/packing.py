@@ -1,0 +1,121 @@
+"""Packed operands of products: copies whose rows begin at lines of the cache, so that they come to shared memory ahead.
+
+Rows of an odd number of elements begin at any address, from which neither the tensor memory accelerator nor a copy to shared
+memory takes them; and tensor cores take 8-bit integers and floats, and rounded float32, only along K. Such operands are loaded
+element by element as the loop goes, again for each tile. To copy them first costs their bytes twice, once. (Goto and van de
+Geijn, "Anatomy of high-performance matrix multiplication", 2008, pack for a processor's caches.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from typing import Any
+
+import tilekit as tk
+from tilekit._tensor.tensor import Tensor
+from tilekit.kernels._gemm.schedules import Schedule
+from tilekit.kernels._host import multiprocessors, shaped
+from tilekit.kernels._launches import New
+from tilekit.kernels._staging import LINES, aligned
+from tilekit.ops import DeviceOp, Spec
+
+__all__ = ["Packing", "described", "packed", "packing_of", "worth_packing"]
+
+BM, BN = tk.generics("BM BN")
+
+# Microseconds on an H200, fitted to 40 random products of odd widths: what a step along K takes for each tile that a
+# multiprocessor has, and besides; the beginning of one more kernel; bytes that are copied in one, and the clocks of one.
+_ROUND, _STEP, _NEXT, _BYTES, _CLOCKS = 1.0, 0.6, 3.0, 2.5e6, 1700
+_WORTH = 0.9
+_TILE, _WARPS = (64, 64), 4
+
+
+@tk.function
+def _copied(y, x, at):
+    rows, columns = tk.cdiv(y.shape[1], BM), tk.cdiv(y.shape[2], BN)
+    n = at // (rows * columns)
+    i = (at - n * rows * columns) // columns
+    place = n, i, at - (n * rows + i) * columns
+    tk.store(y, place, tk.load(x, place, (1, BM, BN)))
+
+
+@tk.kernel
+def _pack(copies: tuple[tk.Out, ...], operands: tuple[tk.In, ...], tiles: int):
+    """Copy the first operand in so many tiles, and after it the second, if there is one."""
+    at = tk.bid(0)
+    for number in tk.static_range(len(copies)):
+        if min(at // tiles, len(copies) - 1) == number:
+            _copied(copies[number], operands[number], at - number * tiles)
+
+
+class _Described(Tensor):
+    """What a packed operand will be like; its memory is that of the operand."""
+
+    __slots__ = ()
+
+    @property
+    def align(self) -> int:
+        """New memory begins at a line."""
+        return 16
+
+
+Packing = tuple[tuple[int, ...] | None, tuple[int, ...] | None]
+"""Of both operands the strides as they are to be packed; None of one that stays where it is."""
+
+
+def packing_of(a: Tensor, b: Tensor) -> Packing:
+    """How to pack those that do not come to shared memory as they lie: with that contiguous which is, or has to be."""
+    a_deep, b_deep = len(a.shape) - 1, len(b.shape) - 2
+    return _packing(a, None if a.itemsize == 2 else a_deep), _packing(b, b_deep if b.itemsize == 1 else None)
+
+
+def _packing(x: Tensor, deep: int | None) -> tuple[int, ...] | None:
+    if aligned(x) and deep in (None, x.unit):
+        return None
+    rank = len(x.shape)
+    unit = deep if deep is not None else x.unit if x.unit is not None and x.unit >= rank - 2 else rank - 1
+    other = 2 * rank - 3 - unit
+    pitch = -(-x.shape[unit] * x.itemsize // LINES) * LINES // x.itemsize
+    strides = [pitch * x.shape[other]] * rank
+    strides[unit], strides[other] = 1, pitch
+    return tuple(strides)
+
+
+def described(x: Tensor, strides: tuple[int, ...] | None) -> Tensor:
+    """A tensor like the packed operand, to decide by; `x` itself if it stays where it is."""
+    return x if strides is None else _Described(x.storage, x.shape, x.dtype, strides, 0)
+
+
+def worth_packing(loaded: Schedule, staged: Schedule, operands: tuple[Tensor, Tensor], packing: Packing) -> bool:
+    """Whether a product is done sooner by the second schedule, with its operands packed."""
+    if not any(packing):
+        return False
+    rounds = -(-loaded.blocks // multiprocessors(operands[0]))
+    as_they_lie = loaded.share * (_ROUND * rounds + _STEP)
+    moved = sum(2 * x.nbytes for x, strides in zip(operands, packing, strict=True) if strides)
+    multiplied = staged.clocks / _CLOCKS
+    if math.isinf(multiplied):  # few rows, whose operands are what takes time
+        multiplied = sum(x.nbytes for x in operands) / _BYTES + _NEXT
+    return moved / _BYTES + _NEXT + multiplied < _WORTH * as_they_lie
+
+
+def packed(new: New, operands: tuple[Tensor, Tensor], packing: Packing) -> Generator[DeviceOp[Any], Any, list[Tensor]]:
+    """Launch what packs those of the operands that are to be, and return both as they are then."""
+    copies, results = [], []
+    for x, strides in zip(operands, packing, strict=True):
+        if strides is not None:
+            *batch, rows, columns = x.shape
+            turned = strides[-1] != 1  # columns are contiguous: the transpose is copied
+            source = shaped(x, (math.prod(batch), rows, columns))
+            source = source.permute(0, 2, 1) if turned else source
+            y = new(Spec((*source.shape[:2], max(strides[-2:])), x.dtype))[:, :, : source.shape[2]]
+            copies.append((y, source))
+            y = y.permute(0, 2, 1) if turned else y
+            x = y if batch else y[0]
+        results.append(x)
+    if copies:
+        counts = [y.shape[0] * math.prod(-(-n // side) for n, side in zip(y.shape[1:], _TILE, strict=True)) for y, _ in copies]
+        launch = _pack(tuple(y.scattered() for y, _ in copies), tuple(x for _, x in copies), counts[0])
+        yield launch.grid(sum(counts)).generics(BM=_TILE[0], BN=_TILE[1]).num_warps(_WARPS)
+    return results
