@@ -9,6 +9,7 @@ from tilekit import api
 
 TARGET = "sm_90a"
 TILE = 128
+COPIED = "cp.async of 4 bytes, transposed"
 BM, BN, BK = tk.generics("BM BN BK")
 
 
@@ -60,7 +61,11 @@ def test_the_loop_is_multiply_adds(layout, ahead):
 
 @pytest.mark.parametrize(
     ("layout", "ways"),
-    [("TN", ("TMA", "TMA"))],
+    [
+        ("TN", ("TMA", "TMA")),
+        ("NT", (COPIED, COPIED)),
+        ("NN", (COPIED, "TMA")),
+    ],
 )
 def test_tiles_lie_across_what_is_summed_over(layout, ways):
     (pipeline,) = op_of(layout, None).explain(TARGET).pipelines

@@ -120,7 +120,8 @@ def _emulated(monkeypatch):
     monkeypatch.setattr(mma_sync, "packed", in_words)
     monkeypatch.setattr(fma.arithmetic, "fma", summed)
     monkeypatch.setattr(fma, "_looped", looped)
-    monkeypatch.setattr(fma, "_UNROLLED", 1)  # every product of float32 with a k of 8 or more is a loop
+    for count in ("_UNROLLED", "_AHEAD"):
+        monkeypatch.setattr(fma, count, 1)  # every product of float32 with a k of 8 or more is a loop
     monkeypatch.setattr(mma_sync, "thread_bit", lambda block, bit: Value(ir.IntType(1), block.thread >> np.uint64(bit)))
     monkeypatch.setattr(operands, "convert", converted)
     monkeypatch.setattr(mma_sync, "asm", assembly)

@@ -36,6 +36,7 @@ __all__ = ["WARPS_OF_GROUP", "Product", "accumulator", "is_accumulator", "produc
 _LEAST_ROWS, _LEAST_COLUMNS = 4, 3  # bits of a warp's part of the result, as far as warps can be given parts of their own
 _NEIGHBOURS = 2  # bits of a row's and a column's number that are in registers, before those that lanes walk
 _ROW_LANES, _COLUMN_LANES, _DEPTH_LANES = 3, 2, 2
+_SINGLE = 4  # bytes of a float32, which threads multiply and add by themselves, unless it is rounded for tensor cores
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Product:
 @functools.cache
 def accumulator(shape: Vector, num_warps: int, itemsize: int) -> Layout:
     """The layout of every product of this shape, `(..., M, N)`, of operands that are multiplied in so many bytes."""
-    parts = _parts(shape, num_warps, _near(itemsize))
+    parts = _parts(shape, num_warps, itemsize)
     reg = (*parts.columns[:_NEIGHBOURS], *parts.column, *parts.rows, *parts.columns[_NEIGHBOURS:], *parts.batch)
     return Layout(shape, reg, parts.column_lanes + parts.row_lanes, parts.warp)
 
@@ -137,7 +138,7 @@ def is_accumulator(layout: Layout) -> bool:
     if len(layout.warp) > 1 and (*layout.lane[2:], *layout.warp[:2]) == (*rows[:3], *rows[4:]):
         return True
     warps = 1 << len(layout.warp)
-    products = [accumulator(layout.shape, warps, size) for size in (2, 4)]
+    products = [accumulator(layout.shape, warps, size) for size in (1, 2, 4)]
     return layout in (*products, warpgroup_accumulator(layout.shape, warps))
 
 
@@ -153,7 +154,7 @@ def product(shape: Vector, depth: int, num_warps: int, itemsize: int, packed: in
         packed: how many bits of `k` are within a register of the instruction.
         wide: whether it takes two rows and two groups of `k` from a thread, or one.
     """
-    parts, zero = _parts(shape, num_warps, _near(itemsize)), (0,) * len(shape)
+    parts, zero = _parts(shape, num_warps, itemsize), (0,) * len(shape)
     bits = [1 << bit for bit in range(depth.bit_length() - 1)]
     widest = (ACCESS_BYTES // itemsize).bit_length() - 1 if _near(itemsize) else packed
     near = min(len(bits), widest, max(packed, len(bits) - _DEPTH_LANES))
@@ -185,9 +186,9 @@ def product(shape: Vector, depth: int, num_warps: int, itemsize: int, packed: in
 
 
 @functools.cache
-def sum_of_products(shape: Vector, depth: int, num_warps: int) -> tuple[Layout, Layout]:
-    """The layouts of operands whose products each thread adds up by itself, for a result in float32's `accumulator`."""
-    parts = _parts(shape, num_warps, _NEIGHBOURS)
+def sum_of_products(shape: Vector, depth: int, num_warps: int, itemsize: int = _SINGLE) -> tuple[Layout, Layout]:
+    """The layouts of operands whose products each thread adds up by itself, for a result in the `accumulator` of such."""
+    parts = _parts(shape, num_warps, itemsize)
     held = [1 << bit for bit in range(depth.bit_length() - 1)]
     rows: list[Vector | int] = [*held[:_NEIGHBOURS], *parts.rows, *held[_NEIGHBOURS:], *parts.batch]
     columns: list[Vector | int] = [*held[:_NEIGHBOURS], *parts.columns, *parts.column, *held[_NEIGHBOURS:], *parts.batch]
@@ -223,8 +224,8 @@ def _operand(
 
 
 @functools.cache
-def _parts(shape: Vector, num_warps: int, near: int) -> _Parts:
-    rank, zero = len(shape), (0,) * len(shape)
+def _parts(shape: Vector, num_warps: int, itemsize: int) -> _Parts:
+    rank, zero, near = len(shape), (0,) * len(shape), _near(itemsize)
     left = [extent.bit_length() - 1 for extent in shape]  # the highest bits go to the warps
 
     def vectors(dim: int, first: int, count: int | None = None) -> tuple[Vector, ...]:
@@ -234,7 +235,7 @@ def _parts(shape: Vector, num_warps: int, near: int) -> _Parts:
 
     warp = []
     for _ in range(num_warps.bit_length() - 1):
-        dim = _halved(left)
+        dim = _halved(left, alone=itemsize == _SINGLE)
         if dim is None:
             warp.append(zero)
             continue
@@ -261,13 +262,18 @@ def _near(itemsize: int) -> int:
     return 0 if itemsize == MATRIX_ITEMSIZE else _NEIGHBOURS
 
 
-def _halved(left: list[int]) -> int | None:
-    """The dimension that the next bit of the warp's number divides: a batch; else the longer side, which saves most reading."""
+def _halved(left: list[int], *, alone: bool) -> int | None:
+    """The dimension that the next bit of the warp's number divides: a batch; else the longer side, which saves most reading.
+
+    Where each thread reads for itself `alone`, the sides are those of what it has: 8 x 8 elements for 8 x 4 threads.
+    """
     *batch, rows, columns = left
     for dim, bits in enumerate(batch):
         if bits:
             return dim
-    sides = [(rows, 1, len(left) - 2)] * (rows > _LEAST_ROWS) + [(columns, 0, len(left) - 1)] * (columns > _LEAST_COLUMNS)
+    down, across = (_ROW_LANES, _COLUMN_LANES) if alone else (0, 0)
+    sides = [(rows - down, 1, len(left) - 2)] * (rows > _LEAST_ROWS)
+    sides += [(columns - across, 0, len(left) - 1)] * (columns > _LEAST_COLUMNS)
     return max(sides)[-1] if sides else None
 
 

@@ -121,6 +121,8 @@ def _copy(
     pattern = access_pattern(tensor, lies, row.free, cut.steps)
     pattern = AccessPattern(vector=together, edge=together, ragged=pattern.ragged, checked=pattern.checked)
     coordinates = lies.coordinates()
+    if way.turned is not None:  # each copies so many words that their addresses, if kept from turn to turn, would spill
+        index = [_anew(builder, each) for each in index]
     kind = ("cg", ".L2::128B") if nbytes == ACCESS_BYTES else ("ca", "")
     text = f"cp.async.{kind[0]}.shared.global{kind[1]} [$0+{{}}], [$1+{{}}], {nbytes}"
 
@@ -156,6 +158,12 @@ def _copy(
         return
     with cgutils.for_range(builder, integer(32, turns), intp=i32) as loop:
         copy(builder.add(thread, builder.mul(loop.index, integer(32, producers))))
+
+
+def _anew(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """`value`, of which what follows is computed again in each turn of a loop."""
+    letter = "l" if value.type == i64 else "r"
+    return asm(builder, f"mov.b{value.type.width} $0, $1;", f"={letter},{letter}", value.type, [value], effect=True)
 
 
 def _load(
