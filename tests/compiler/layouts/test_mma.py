@@ -101,6 +101,10 @@ def assembly(block, text, letters, result, args):
     return Value(result, bits)
 
 
+def shuffled(block, value, distance):
+    return Value(value.type, block.whole(value_of(value).bits)[(block.thread ^ np.uint64(distance)).astype(int)])
+
+
 def looped(block, end, step, total, body):
     assert end > step == 4
     for k in range(0, end, step):
@@ -116,6 +120,7 @@ def summed(block, x, y, z):
 @pytest.fixture(autouse=True)
 def _emulated(monkeypatch):
     emulate(monkeypatch, [matmul, operands, mma_sync, fma, relayout])
+    monkeypatch.setattr(relayout, "_shuffled", shuffled)
     monkeypatch.setattr(mma_sync, "_mma", carried_out)
     monkeypatch.setattr(mma_sync, "packed", in_words)
     monkeypatch.setattr(fma.arithmetic, "fma", summed)

@@ -14,7 +14,8 @@ Which column, row or `k` of a *tile* an instruction takes for one of its own is 
 For operands of 16 bits they are its own, in order: `ldmatrix` reads such operands from shared memory just as instructions take
 them, whichever of their dimensions is contiguous there (`conversion.Matrices`). It cannot do so for others. These are taken such
 that a thread's registers hold neighbours, 16 bytes along `k` of both operands, 4 columns and 4 rows, which are read 16 bytes at a
-time whichever dimension is contiguous; and 8 neighbouring columns of the result are in one thread.
+time whichever dimension is contiguous; and 8 neighbouring columns of the result are in one thread, of float32 4, beside those of
+the next.
 
 A result of 16-bit operands has its columns where an operand `a` has its `k`: where warps share no rows, it is one as it lies.
 
@@ -225,7 +226,7 @@ def _operand(
 
 @functools.cache
 def _parts(shape: Vector, num_warps: int, itemsize: int) -> _Parts:
-    rank, zero, near = len(shape), (0,) * len(shape), _near(itemsize)
+    rank, zero, near, alone = len(shape), (0,) * len(shape), _near(itemsize), itemsize == _SINGLE
     left = [extent.bit_length() - 1 for extent in shape]  # the highest bits go to the warps
 
     def vectors(dim: int, first: int, count: int | None = None) -> tuple[Vector, ...]:
@@ -235,7 +236,7 @@ def _parts(shape: Vector, num_warps: int, itemsize: int) -> _Parts:
 
     warp = []
     for _ in range(num_warps.bit_length() - 1):
-        dim = _halved(left, alone=itemsize == _SINGLE)
+        dim = _halved(left, alone=alone)
         if dim is None:
             warp.append(zero)
             continue
@@ -243,11 +244,13 @@ def _parts(shape: Vector, num_warps: int, itemsize: int) -> _Parts:
         warp.append(tuple(1 << left[dim] if d == dim else 0 for d in range(rank)))
     rows, columns = rank - 2, rank - 1
     near_columns = max(0, min(near, left[columns] - _COLUMN_LANES - 1))
-    column_lanes = vectors(columns, near_columns + 1, _COLUMN_LANES)
+    # Lanes that hold 16 bytes next to each other write whole sectors of 32 bytes at once.
+    beside = alone and left[columns] > _COLUMN_LANES
+    column_lanes = vectors(columns, near_columns + (not beside), _COLUMN_LANES)
     near_rows = max(0, min(near, left[rows] - _ROW_LANES))
     row_lanes = vectors(rows, near_rows, _ROW_LANES)
     return _Parts(
-        column=vectors(columns, near_columns, 1),
+        column=vectors(columns, near_columns + _COLUMN_LANES * beside, 1),
         columns=vectors(columns, 0, near_columns) + vectors(columns, near_columns + 1 + _COLUMN_LANES),
         rows=vectors(rows, 0, near_rows) + vectors(rows, near_rows + _ROW_LANES),
         batch=tuple(vector for dim in range(rank - 2) for vector in vectors(dim, 0)),

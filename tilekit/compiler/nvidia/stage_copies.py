@@ -70,17 +70,18 @@ def _one_of_them(builder: ir.IRBuilder) -> Iterator[None]:
         yield
 
 
-def dealt(tile: StagedType, nbytes: int, producers: int, unit: int | None = None) -> tuple[Layout, Swizzle, int]:
+def dealt(
+    tile: StagedType, nbytes: int, producers: int, unit: int | None = None, *, unrolled: int = _UNROLLED
+) -> tuple[Layout, Swizzle, int]:
     """How threads share the work of copying a tile, `nbytes` at a time: neighbours copy neighbours in a row, then row after row.
 
     Of a tile that is transposed on its way, `unit` is the dimension without gaps in the tensor: a warp reads 32 bytes along it,
-    which the L2 cache gives at once, of 4 rows, and writes each word to another bank.
+    which the L2 cache gives at once, of 4 rows, and writes each word to another bank. So many copies are `unrolled`.
 
     Returns:
         Which elements each copies, where they go, and in how many turns of a loop: in each further one, a thread has the number
         of one that does not exist.
     """
-    unrolled = _UNROLLED // 2 if the_pipelines().summed else _UNROLLED  # of those that keep fewer registers
     turns = max(1, tile.nbytes // nbytes // producers // unrolled)
     swizzle, rank = tile.swizzle(), len(tile.shape)
     dims = sorted((d for d in range(rank) if tile.axes[d] >= 0), key=lambda d: -tile.axes[d])
@@ -116,7 +117,8 @@ def _copy(
     itemsize, order = tensor.dtype.itemsize, memory_order(row.grid, way.turned)
     unit, count = memory_order(row.grid)[-1], nbytes // itemsize
     whole = StagedType(tile.dtype, tile.memory, tuple(map(order.index, range(len(order)))), tile.config, tile.ring)
-    lies, swizzle, turns = dealt(whole, nbytes, producers, None if way.turned is None else unit)
+    unrolled = _UNROLLED // 2 if the_pipelines().summed else _UNROLLED  # of those that keep fewer registers
+    lies, swizzle, turns = dealt(whole, nbytes, producers, None if way.turned is None else unit, unrolled=unrolled)
     together = lies.run(unit)[: len(swizzle.shared)]
     pattern = access_pattern(tensor, lies, row.free, cut.steps)
     pattern = AccessPattern(vector=together, edge=together, ragged=pattern.ragged, checked=pattern.checked)
