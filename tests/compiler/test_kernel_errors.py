@@ -644,6 +644,10 @@ def unpacks_a_number(y, n):
     y.store(a + b)
 
 
+def unpacks_a_number_into_an_index(y, x, n):
+    y.store(tk.load(x, (*n,), (16,)))  #: only tuples can be unpacked in a kernel
+
+
 def unpacks_a_tensor(y, x):
     a, b = x  #: only tuples can be unpacked in a kernel
     y.store(a + b)

@@ -239,8 +239,18 @@ def dealt_out(c: tk.Out, a: tk.In, b: tk.In):
     c.store(acc.astype(c.dtype))
 
 
+@tk.kernel(num_warps=8)
+def starred(c: tk.Out, a: tk.In, b: tk.In):
+    acc, row, rest = tk.zeros((BM, BN), tk.float32), (tk.bid(0),), (tk.bid(1),)
+    for k in range(tk.cdiv(a.shape[1], BK)):
+        here = ((*row, k), (BM, BK))
+        acc += tk.load(a, *here) @ b.tiles((BK, BN))[k, *rest]
+    c.store(acc.astype(c.dtype))
+
+
 GATHERED = (backwards, staggered)
 SAME = (
+    starred,
     zipped,
     enumerated,
     sliced,
