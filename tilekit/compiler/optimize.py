@@ -26,6 +26,7 @@ from tilekit.compiler.passes.conditions import gather_masks
 from tilekit.compiler.passes.counted import count_loops
 from tilekit.compiler.passes.dead_code import eliminate_dead_code
 from tilekit.compiler.passes.exponentials import fuse_exponentials
+from tilekit.compiler.passes.first_turns import join_first_turns
 from tilekit.compiler.passes.fragments import load_beside_products
 from tilekit.compiler.passes.hoisting import hoist_invariants
 from tilekit.compiler.passes.masks import mask_tiles
@@ -61,10 +62,10 @@ Watch = Callable[[str, Region], None]
 
 PASSES: tuple[Callable[[Region], object], ...] = (
     canonicalize, load_as_it_lies, count_traversals, separate_conditions, hoist_invariants, count_loops, bound_loops,
-    load_from_whole_tensors, end_turns_together, load_in_turns, accumulate_products, mask_tiles, streams_from_loads,
-    order_visits, stage_operands, fuse_exponentials, carry_scaled_maxima, eliminate_dead_code, add_up_by_parts,
-    calculate_rows_first, rotate_products, gather_masks, split_by_masks, eliminate_dead_code, load_beside_products,
-    spread_beside_products, read_as_operands, multiply_abreast, find_multiples,
+    load_from_whole_tensors, end_turns_together, load_in_turns, join_first_turns, accumulate_products, mask_tiles,
+    streams_from_loads, order_visits, stage_operands, fuse_exponentials, carry_scaled_maxima, eliminate_dead_code,
+    add_up_by_parts, calculate_rows_first, rotate_products, gather_masks, split_by_masks, eliminate_dead_code,
+    load_beside_products, spread_beside_products, read_as_operands, multiply_abreast, find_multiples,
 )  # fmt: skip
 """In the order in which they run. Each rewrites a kernel in place, or finds something out; its module says when it is legal."""
 # For products by warpgroups: their results are not there at once, and their first operands may be in registers.
