@@ -332,6 +332,16 @@ def star(state: _Module) -> bool:
     return True
 
 
+def subtract_a_negative(state: _Module) -> bool:
+    """`x + y` is `x - (-y)`."""
+    places = [n for f in state.functions for n in ast.walk(f) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Add)]
+    node = _pick(state, places)
+    if node is None:
+        return False
+    node.op, node.right = ast.Sub(), ast.UnaryOp(ast.USub(), node.right)
+    return True
+
+
 def reorder(state: _Module) -> bool:
     """Two statements that do not need each other change places."""
 
@@ -372,7 +382,7 @@ def mask_otherwise(state: _Module) -> bool:
 
 MUTATIONS = [
     rename, join_assignments, take_apart, split_expression, join_expressions, extract_helper, count_by_while, call_otherwise,
-    load_otherwise, reorder, mask_otherwise, count_backwards, move_a_slice, star,
+    load_otherwise, reorder, mask_otherwise, count_backwards, move_a_slice, star, subtract_a_negative,
 ]  # fmt: skip
 
 

@@ -36,6 +36,7 @@ from tilekit.compiler.passes.order import calculate_rows_first
 from tilekit.compiler.passes.partial_sums import add_up_by_parts
 from tilekit.compiler.passes.prefetched import load_in_turns
 from tilekit.compiler.passes.rings import Unfit, make_rings
+from tilekit.compiler.passes.rolled import roll_up_turns
 from tilekit.compiler.passes.rotation import rotate_products
 from tilekit.compiler.passes.slices import load_from_whole_tensors
 from tilekit.compiler.passes.splitting import split_by_masks
@@ -62,8 +63,8 @@ Watch = Callable[[str, Region], None]
 
 PASSES: tuple[Callable[[Region], object], ...] = (
     canonicalize, load_as_it_lies, count_traversals, separate_conditions, hoist_invariants, count_loops, bound_loops,
-    load_from_whole_tensors, end_turns_together, load_in_turns, join_first_turns, accumulate_products, mask_tiles,
-    streams_from_loads, order_visits, stage_operands, fuse_exponentials, carry_scaled_maxima, eliminate_dead_code,
+    load_from_whole_tensors, end_turns_together, load_in_turns, join_first_turns, accumulate_products, roll_up_turns,
+    mask_tiles, streams_from_loads, order_visits, stage_operands, fuse_exponentials, carry_scaled_maxima, eliminate_dead_code,
     add_up_by_parts, calculate_rows_first, rotate_products, gather_masks, split_by_masks, eliminate_dead_code,
     load_beside_products, spread_beside_products, read_as_operands, multiply_abreast, find_multiples,
 )  # fmt: skip
