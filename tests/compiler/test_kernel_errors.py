@@ -433,7 +433,7 @@ def streams_outside_of_a_loop(y, x):
 
 
 def streams_counted(y, x):
-    for _, t in enumerate(tk.pipelined(x.tiles(32))):  #: pipelined: stands in a for statement: for ta, tb in tk.pipelined(
+    for _, t in zip(x.tiles(32), tk.pipelined(x.tiles(32))):  #: pipelined: stands in a for statement: for ta, tb in tk.pipelined(
         y.store(tk.sum(t))
 
 

@@ -210,6 +210,14 @@ def enumerated(c: tk.Out, a: tk.In, b: tk.In):
 
 
 @tk.kernel(num_warps=8)
+def turns_counted(c: tk.Out, a: tk.In, b: tk.In):
+    acc = tk.zeros((BM, BN), tk.float32)
+    for k, (ta, tb) in enumerate(tk.pipelined(a.tiles((BM, BK))[tk.bid(0), :], b.tiles((BK, BN))[:, tk.bid(1)])):
+        acc = tk.mma(ta, tb, acc)
+    c.store(acc.astype(c.dtype))
+
+
+@tk.kernel(num_warps=8)
 def sliced(c: tk.Out, a: tk.In, b: tk.In):
     acc = tk.zeros((BM, BN), tk.float32)
     for k in range(0, a.shape[1], BK):
@@ -251,6 +259,7 @@ def starred(c: tk.Out, a: tk.In, b: tk.In):
 GATHERED = (backwards, staggered)
 SAME = (
     starred,
+    turns_counted,
     zipped,
     enumerated,
     sliced,

@@ -381,8 +381,32 @@ class _Binder(ast.NodeTransformer):
         return self._fold(node, operator.getitem, node.value, node.slice) if isinstance(node.ctx, ast.Load) else node
 
     def visit_For(self, node: ast.For) -> Any:
+        before = self._count_turns(node)
         self.looped.append(node.iter)
-        return self.generic_visit(node)
+        loop = self.generic_visit(node)
+        return [*map(self.visit, before), loop] if before else loop
+
+    def _count_turns(self, node: ast.For) -> list[ast.stmt]:
+        """Let a variable count the turns of `for k, (ta, tb) in enumerate(tk.pipelined(...)):`; what it begins with."""
+        outer, target = node.iter, node.target
+        if not isinstance(outer, ast.Call) or self._static(outer.func) is not enumerate or not outer.args:
+            return []
+        inner, named = outer.args[0], {k.arg: k.value for k in outer.keywords}
+        if not isinstance(inner, ast.Call) or self._static(inner.func) is not pipelined or not isinstance(target, ast.Tuple):
+            return []
+        if len(target.elts) != 2 or len(outer.args) + len(named) > 2 or named.keys() - {"start"}:
+            return []
+        begins = [*outer.args[1:], *named.values(), ast.copy_location(ast.Constant(0), outer)][0]
+        name = f"tilekit__turn{len(self.looped)}"
+        self.locals.add(name)
+        number = lambda context: ast.copy_location(ast.Name(name, context), outer)  # noqa: E731
+        more = ast.copy_location(ast.BinOp(number(ast.Load()), ast.Add(), ast.copy_location(ast.Constant(1), outer)), outer)
+        turn = [
+            ast.copy_location(ast.Assign([target.elts[0]], number(ast.Load())), node),
+            ast.copy_location(ast.Assign([number(ast.Store())], more), node),
+        ]
+        node.iter, node.target, node.body = inner, target.elts[1], [*turn, *node.body]
+        return [ast.copy_location(ast.Assign([number(ast.Store())], begins), node)]
 
     def visit_Call(self, node: ast.Call) -> Any:
         if isinstance(node.func, ast.Attribute):
