@@ -212,7 +212,7 @@ def enumerated(c: tk.Out, a: tk.In, b: tk.In):
 @tk.kernel(num_warps=8)
 def turns_counted(c: tk.Out, a: tk.In, b: tk.In):
     acc = tk.zeros((BM, BN), tk.float32)
-    for k, (ta, tb) in enumerate(tk.pipelined(a.tiles((BM, BK))[tk.bid(0), :], b.tiles((BK, BN))[:, tk.bid(1)])):
+    for _, (ta, tb) in enumerate(tk.pipelined(a.tiles((BM, BK))[tk.bid(0), :], b.tiles((BK, BN))[:, tk.bid(1)])):
         acc = tk.mma(ta, tb, acc)
     c.store(acc.astype(c.dtype))
 
