@@ -399,14 +399,16 @@ class _Binder(ast.NodeTransformer):
         begins = [*outer.args[1:], *named.values(), ast.copy_location(ast.Constant(0), outer)][0]
         name = f"tilekit__turn{len(self.looped)}"
         self.locals.add(name)
-        number = lambda context: ast.copy_location(ast.Name(name, context), outer)  # noqa: E731
-        more = ast.copy_location(ast.BinOp(number(ast.Load()), ast.Add(), ast.copy_location(ast.Constant(1), outer)), outer)
-        turn = [
-            ast.copy_location(ast.Assign([target.elts[0]], number(ast.Load())), node),
-            ast.copy_location(ast.Assign([number(ast.Store())], more), node),
-        ]
-        node.iter, node.target, node.body = inner, target.elts[1], [*turn, *node.body]
-        return [ast.copy_location(ast.Assign([number(ast.Store())], begins), node)]
+        before, count = ast.parse(f"{name} = 0\n{name} = {name} + 1").body
+        number = ast.Assign([target.elts[0]], ast.Name(name, ast.Load()))
+        for statement in (before, number, count):
+            for part in ast.walk(statement):
+                if part is not target.elts[0] and isinstance(part, (ast.expr, ast.stmt)):
+                    ast.copy_location(part, outer)
+        assert isinstance(before, ast.Assign), "see there"
+        before.value = begins
+        node.iter, node.target, node.body = inner, target.elts[1], [number, count, *node.body]
+        return [before]
 
     def visit_Call(self, node: ast.Call) -> Any:
         if isinstance(node.func, ast.Attribute):
