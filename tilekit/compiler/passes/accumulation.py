@@ -93,10 +93,10 @@ def _reads(kernel: Region) -> Counter[Value]:
 
 def _negated(operand: Operand, defined: Mapping[Value, Operation]) -> Operand | None:
     """The tile that one is the negative of; None if it is no such thing."""
-    made = defined.get(operand) if isinstance(operand, Value) and isinstance(operand.type, TileType) else None
-    if made is None or (made.kind, made.what) != ("unary", "-"):
+    definition = defined.get(operand) if isinstance(operand, Value) and isinstance(operand.type, TileType) else None
+    if definition is None or (definition.kind, definition.what) != ("unary", "-"):
         return None
-    tile = made.operands[0]
+    tile = definition.operands[0]
     return tile if isinstance(tile, Value) and tile.type == operand.type else None  # type: ignore[union-attr]
 
 

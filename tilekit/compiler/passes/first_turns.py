@@ -129,20 +129,20 @@ class _FirstTurn:
             return other in self.flags and one == Constant(False)
         if other in self.zeros and is_zeros(one, self.defined):
             return True
-        made, first = self.defined.get(other), self.defined.get(one)
-        if made is None or first is None or one.type != other.type:
+        definition, first = self.defined.get(other), self.defined.get(one)
+        if definition is None or first is None or one.type != other.type:
             return False
-        product = product_of(made)
+        product = product_of(definition)
         if product is not None and product.total in self.zeros:
             begun = product_of(first)
             fresh = begun is not None and (begun.total is None or is_zeros(begun.total, self.defined))
             alike = begun is not None and dict(begun.options) == dict(product.options)
             return fresh and alike and begun is not None and self._same(begun.a, product.a) and self._same(begun.b, product.b)
         added_up = product_of(first)
-        if (made.kind, made.what) == ("binary", "+") and added_up is not None and sum_type(added_up) == one.type:
-            added = [operand for operand in made.operands if operand not in self.zeros]
+        if (definition.kind, definition.what) == ("binary", "+") and added_up is not None and sum_type(added_up) == one.type:
+            added = [operand for operand in definition.operands if operand not in self.zeros]
             return len(added) == 1 and self._same(one, added[0])
-        return self._does_the_same(first, made) and first.results.index(one) == made.results.index(other)
+        return self._does_the_same(first, definition) and first.results.index(one) == definition.results.index(other)
 
     def _does_the_same(self, first: Operation, other: Operation) -> bool:
         """Whether two operations do the same, of the same operands."""

@@ -59,8 +59,8 @@ def _sums(loop: Operation, defined: Mapping[Value, Operation]) -> list[list[Valu
     for total, end in zip(loop.carried, body.operands, strict=True):
         chain = [end]
         while chain[-1] is not total:
-            made = defined.get(chain[-1]) if isinstance(chain[-1], Value) else None
-            product = None if made is None or made not in body.operations else product_of(made)
+            definition = defined.get(chain[-1]) if isinstance(chain[-1], Value) else None
+            product = None if definition is None or definition not in body.operations else product_of(definition)
             if product is None or product.total is None:
                 return []
             chain.append(product.total)
