@@ -254,8 +254,10 @@ class Expressions:
             if isinstance(operand, Constant):
                 operand = operand_of(operand.value)
             if not isinstance(operand, Group):
-                if type_of_operand(operand) == UNKNOWN and not isinstance(operand, Constant):
-                    raise Unsupported("Starred", self.location(node))
+                if (
+                    isinstance(operand, Value) and operand.type == UNKNOWN
+                ):  # perhaps a tuple of numba's: the IR has no form for it
+                    yield self.expression(node, environment)
                 self.refuse(NOT_UNPACKED, node)
             self.rewritten = True
             yield from operand.parts
