@@ -433,7 +433,7 @@ def streams_outside_of_a_loop(y, x):
 
 
 def streams_counted(y, x):
-    for _, t in enumerate(tk.pipelined(x.tiles(32))):  #: pipelined: stands in a for statement: for ta, tb in tk.pipelined(
+    for _, t in zip(x.tiles(32), tk.pipelined(x.tiles(32))):  #: pipelined: stands in a for statement: for ta, tb in tk.pipelined(
         y.store(tk.sum(t))
 
 
@@ -642,6 +642,10 @@ def unpacks_too_many(y):
 def unpacks_a_number(y, n):
     a, b = n  #: only tuples can be unpacked in a kernel
     y.store(a + b)
+
+
+def unpacks_a_number_into_an_index(y, x, n):
+    y.store(tk.load(x, (*n,), (16,)))  #: only tuples can be unpacked in a kernel
 
 
 def unpacks_a_tensor(y, x):

@@ -330,7 +330,7 @@ def product(y: tk.Out, a: tk.In, b: tk.In):
     y.store(acc.astype(y.dtype))
 
 
-@pytest.mark.parametrize(("columns", "occupancy", "wanted"), [(128, 3, 90), (256, 2, 154)])
+@pytest.mark.parametrize(("columns", "occupancy", "wanted"), [(128, 5, 90), (256, 3, 154)])
 def test_products_without_registers_are_not_given_to_ptxas(monkeypatch, columns, occupancy, wanted):
     """It would say how many it wants (as `wanted`), and leave nvJitLink broken: the kernel is compiled without a ring."""
     from numba.cuda.cudadrv.driver import _Linker
@@ -350,6 +350,20 @@ def test_products_without_registers_are_not_given_to_ptxas(monkeypatch, columns,
     (use,) = op.occupancy(1).explain("sm_90a").products
     assert "wgmma" in use.instruction
     assert registers_wanted(op.occupancy(1).compile("sm_90a").ptx) == wanted
+
+
+@pytest.mark.parametrize(("columns", "occupancy"), [(128, 3), (128, 4), (256, 2)])
+def test_fewer_threads_load_where_products_lack_their_registers(columns, occupancy):
+    """ptxas counts equal shares: a warp that loads takes less of them than a warpgroup, which has registers to give."""
+    a = api.meta((1024, 1024), tk.float16)
+    op = product(api.meta((1024, 1024), tk.float16).partition((64, columns)), a, a).num_warps(4).occupancy(occupancy)
+    explained = op.explain("sm_90a")
+    compiled = explained.compiled
+    assert explained.pipelines[0].stages >= 2
+    assert "HGMMA" in compiled.sass
+    assert (compiled.block[0], compiled.local_bytes, compiled.ptx.count("setmaxnreg")) == (4 * 32 + 32, 0, 0)
+    assert explained.blocks_per_multiprocessor >= occupancy
+    assert not explained.serialised
 
 
 def test_how_many_registers_a_product_wants():

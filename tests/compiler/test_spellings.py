@@ -210,6 +210,14 @@ def enumerated(c: tk.Out, a: tk.In, b: tk.In):
 
 
 @tk.kernel(num_warps=8)
+def turns_counted(c: tk.Out, a: tk.In, b: tk.In):
+    acc = tk.zeros((BM, BN), tk.float32)
+    for _, (ta, tb) in enumerate(tk.pipelined(a.tiles((BM, BK))[tk.bid(0), :], b.tiles((BK, BN))[:, tk.bid(1)])):
+        acc = tk.mma(ta, tb, acc)
+    c.store(acc.astype(c.dtype))
+
+
+@tk.kernel(num_warps=8)
 def sliced(c: tk.Out, a: tk.In, b: tk.In):
     acc = tk.zeros((BM, BN), tk.float32)
     for k in range(0, a.shape[1], BK):
@@ -239,8 +247,19 @@ def dealt_out(c: tk.Out, a: tk.In, b: tk.In):
     c.store(acc.astype(c.dtype))
 
 
+@tk.kernel(num_warps=8)
+def starred(c: tk.Out, a: tk.In, b: tk.In):
+    acc, row, rest = tk.zeros((BM, BN), tk.float32), (tk.bid(0),), (tk.bid(1),)
+    for k in range(tk.cdiv(a.shape[1], BK)):
+        here = ((*row, k), (BM, BK))
+        acc += tk.load(a, *here) @ b.tiles((BK, BN))[k, *rest]
+    c.store(acc.astype(c.dtype))
+
+
 GATHERED = (backwards, staggered)
 SAME = (
+    starred,
+    turns_counted,
     zipped,
     enumerated,
     sliced,

@@ -331,9 +331,13 @@ def test_products_of_other_types_by_warpgroups(name):
 
 
 COPIED = {
-    "e4m3": (lambda: deep(4096, 4096, 4100, E4, dtype=B), "QGMMA.64x128x32.F32.E4M3.E4M3", "LDGSTS.E"),
-    "e4m3, fast": (lambda: deep(4096, 4096, 4104, E4, dtype=B, precision="fast"), "QGMMA.64x256x32.F32.E4M3.E4M3", "LDGSTS.E.64"),
-    "i8": (lambda: deep(4096, 4096, 4100, I8), "IGMMA.64x256x32.S8.S8", "LDGSTS.E"),
+    "e4m3": (lambda: deep(4096, 4096, 4100, E4, dtype=B, tile=(128, 128, 128)), "QGMMA.64x128x32.F32.E4M3.E4M3", "LDGSTS.E"),
+    "e4m3, fast": (
+        lambda: deep(4096, 4096, 4104, E4, dtype=B, precision="fast", tile=(128, 256, 128)),
+        "QGMMA.64x256x32.F32.E4M3.E4M3",
+        "LDGSTS.E.64",
+    ),
+    "i8": (lambda: deep(4096, 4096, 4100, I8, tile=(128, 256, 128)), "IGMMA.64x256x32.S8.S8", "LDGSTS.E"),
     "tf32": (lambda: deep(4096, 4096, 4098, F, precision="tf32"), "HGMMA.64x256x8.F32.TF32", "LDGSTS.E.64"),
 }
 
@@ -349,11 +353,15 @@ def test_products_of_other_types_that_threads_copy(name):
 
 OTHER_PRODUCTS = {
     "f32": (lambda: product(4096, 4096, 4096, F), "FFMA", 255),
-    "tf32": (lambda: kernels.gemm(m(4096, 4096).T, m(4096, 4096), precision="tf32"), "HMMA.1688.F32.TF32", 168),
+    "tf32": (
+        lambda: kernels.gemm(m(4096, 4096).T, m(4096, 4096), precision="tf32", tile=(128, 128, 32)),
+        "HMMA.1688.F32.TF32",
+        168,
+    ),
     "f64": (lambda: product(1024, 1024, 1024, D), "DMMA", 136),
-    "fp8": (lambda: product(4096, 4096, 4096, tk.float8_e4m3fn), "HMMA.16816.F32", 168),
-    "i8": (lambda: product(4096, 4096, 4096, tk.int8), "IMMA.16832.S8.S8", 168),
-    "rows at odd addresses": (lambda: product(4096, 4096, 4099), "HMMA.16816.F32.BF16", 208),
+    "fp8": (lambda: product(4096, 4096, 4096, tk.float8_e4m3fn, tile=(128, 128, 64)), "HMMA.16816.F32", 168),
+    "i8": (lambda: product(4096, 4096, 4096, tk.int8, tile=(128, 128, 64)), "IMMA.16832.S8.S8", 168),
+    "rows at odd addresses": (lambda: product(4096, 4096, 4099, tile=(128, 64, 64)), "HMMA.16816.F32.BF16", 208),
     "batch, c, bias": (
         lambda: kernels.gemm(
             *(m(4, 512, 512, dtype=B) for _ in range(3)), alpha=2.0, epilogue=epilogues.bias, operands=(m(512),)

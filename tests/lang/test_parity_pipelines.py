@@ -1008,3 +1008,29 @@ def test_streams_of_reversed_tensors(device, steps):
     y = summed(api.zeros((16, given.shape[1])).partition((16, 64)), given).first().unpartition().to_host().sync()
     want = x[slices].reshape(-1, 16, given.shape[1]).sum(0)
     np.testing.assert_array_equal(y, want)
+
+
+@tk.kernel
+def numbered(c: tk.Out[BM, BN], a: tk.In[-1, -1], b: tk.In[-1, -1], first: int):
+    acc, total, k = tk.zeros((BM, BN), tk.float32), 0, -1
+    for k, (ta, tb) in enumerate(tk.pipelined(a.tiles((BM, BK))[tk.bid(0), :], b.tiles((BK, BN))[:, tk.bid(1)]), start=first):
+        if k == 2:
+            continue
+        for n, t in enumerate(tk.pipelined(b.tiles((BK, BN))[:, tk.bid(1)])):
+            acc = tk.mma(ta * n, t, acc)
+        acc = tk.mma(ta * k, tb, acc)
+        if k == 4:
+            break
+        total += k
+    c.store(acc + total * 100 + k)
+
+
+def test_enumerate_counts_turns(device):
+    a, b = whole((64, 192), np.dtype(np.float16)), whole((192, 64), np.dtype(np.float16), 1)
+    c = api.zeros((64, 64)).sync()
+    numbered(c.partition((64, 64)), api.from_host(a), api.from_host(b), 1).generics(BM=64, BN=64, BK=32).sync()
+    expected, wide = np.zeros((64, 64)), tuple(x.astype(np.float64) for x in (a, b))
+    for k in (1, 3, 4):
+        part = wide[0][:, 32 * (k - 1) : 32 * k]
+        expected += part @ (wide[1][32 * (k - 1) : 32 * k] * k + sum(n * wide[1][32 * n : 32 * n + 32] for n in range(6)))
+    np.testing.assert_array_equal(c.to_host().sync(), expected + 404)

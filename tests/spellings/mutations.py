@@ -316,6 +316,32 @@ def load_otherwise(state: _Module) -> bool:
     return True
 
 
+def star(state: _Module) -> bool:
+    """`tk.load(x, (i, j), shape)` is `tk.load(x, (*(i,), j), shape)`, or `tk.load(x, *((i, j), shape))`."""
+    load = _pick(state, _loads(state))
+    if load is None:
+        return False
+    if state.draw.random() < 0.5:
+        _, *rest = load.args
+        load.args[1:] = [ast.Starred(ast.Tuple(rest, ast.Load()), ast.Load())]
+        return True
+    index = load.args[1].elts
+    at = state.draw.randrange(len(index))
+    if not isinstance(index[at], ast.Starred):
+        index[at] = ast.Starred(ast.Tuple([index[at]], ast.Load()), ast.Load())
+    return True
+
+
+def subtract_a_negative(state: _Module) -> bool:
+    """`x + y` is `x - (-y)`."""
+    places = [n for f in state.functions for n in ast.walk(f) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Add)]
+    node = _pick(state, places)
+    if node is None:
+        return False
+    node.op, node.right = ast.Sub(), ast.UnaryOp(ast.USub(), node.right)
+    return True
+
+
 def reorder(state: _Module) -> bool:
     """Two statements that do not need each other change places."""
 
@@ -356,7 +382,7 @@ def mask_otherwise(state: _Module) -> bool:
 
 MUTATIONS = [
     rename, join_assignments, take_apart, split_expression, join_expressions, extract_helper, count_by_while, call_otherwise,
-    load_otherwise, reorder, mask_otherwise, count_backwards, move_a_slice,
+    load_otherwise, reorder, mask_otherwise, count_backwards, move_a_slice, star, subtract_a_negative,
 ]  # fmt: skip
 
 

@@ -36,7 +36,7 @@ from tilekit.compiler.kernel import CompiledKernel, choose_config, param_format
 from tilekit.compiler.layouts.linear import Config
 from tilekit.compiler.numba_patches import patched
 from tilekit.compiler.nvidia import ptxas_defects
-from tilekit.compiler.nvidia.multibuffer import deals_registers, producers_of
+from tilekit.compiler.nvidia.multibuffer import deals_registers, fewest_producers, producers_of
 from tilekit.compiler.optimize import Form, dump, forms, simplified
 from tilekit.compiler.passes.rings import Unfit
 from tilekit.compiler.passes.visits import ORDER
@@ -224,7 +224,11 @@ def _multiplies_faster(kernel: CompiledKernel, other: CompiledKernel) -> bool:
 
     What spills is mostly what the kernel does with the sums, once: the loop has what it needs.
     """
-    return kernel.spilled_bytes <= _MANY_SPILLS and "wgmma." in kernel.ptx and "wgmma." not in other.ptx
+    return kernel.spilled_bytes <= _MANY_SPILLS and _has_wgmma(kernel) and not _has_wgmma(other)
+
+
+def _has_wgmma(kernel: CompiledKernel) -> bool:
+    return "wgmma." in kernel.ptx
 
 
 def as_written(accepted: Accepted, attempt: Callable[[BoundKernel], T]) -> T:
@@ -261,15 +265,16 @@ def _with_rings(
     types_, gpu = argument_types(form.bound.names, facts, config), named(target)
     tensors = {ty.parameter: (at, ty) for at, ty in enumerate(types_) if isinstance(ty, TensorType)}
     producers, room = producers_of(gpu, config.num_warps), gpu.room
+    fewer, may_deal = fewest_producers(config.num_warps), deals_registers(gpu)
 
     # Not where each thread has as many as it can use; and in blocks that share a multiprocessor only if they have to be.
     short = gpu.registers_of(config.num_threads + producers) < gpu.thread_registers
-    alone = deals_registers(gpu) and short and (occupancy or 1) == 1
+    alone = may_deal and short and (occupancy or 1) == 1
 
     def state(rooms: int, kept: int, *, apart: bool = True, deals: bool = alone, spare: int = 0) -> Pipelines:
         return Pipelines(
             tensors, gpu, form.rings, producers=producers, shared=room, resident=occupancy or 1, rooms=rooms, kept=kept,
-            apart=apart, deals=deals, spare=spare,
+            apart=apart, deals=deals and may_deal, spare=spare,
         )  # fmt: skip
 
     tried, spilling = state(0, 0), None
@@ -277,6 +282,10 @@ def _with_rings(
         try:
             kernel, compilation = attempt(form.bound, tried)
         except (Unfit, CompileError):
+            if tried.few_registers and producers > fewer:
+                producers, may_deal = fewer, False  # and have no registers to give
+                tried = state(tried.rooms, tried.kept, apart=tried.apart)
+                continue
             if spilling is None:
                 raise
             return spilling
@@ -287,14 +296,15 @@ def _with_rings(
                 tried = state(tried.rooms, tried.kept, apart=False, deals=tried.deals)
                 continue
             if (occupancy or 1) > 1 and kernel.spilled_bytes:
-                if deals_registers(gpu) and not tried.deals:
+                if may_deal and not tried.deals:
                     tried = state(tried.rooms, tried.kept, apart=tried.apart, deals=True)
                     continue
                 # Those who copy words for sums by threads may spill what they need once in a turn: it is not they who are late.
-                if not (tried.deals and tried.summed and kernel.spilled_bytes <= _FEW_SPILLS):
+                if tried.deals and tried.summed and kernel.spilled_bytes <= _FEW_SPILLS:
+                    return kernel, compilation
+                if not _has_wgmma(kernel):  # else what it spills is weighed against what it is without a ring
                     raise Unfit(f"with warps that load, too, registers of {occupancy} blocks on a multiprocessor spill")
-                return kernel, compilation
-            if 0 < kernel.spilled_bytes <= _FEW_SPILLS and not tried.spare and deals_registers(gpu):
+            if 0 < kernel.spilled_bytes <= _FEW_SPILLS and not tried.spare and may_deal:
                 # Perhaps it is those who load that spill, since it takes much to find out which tiles come.
                 tried, spilling = state(tried.rooms, tried.kept, apart=tried.apart, spare=_SPARE), (kernel, compilation)
                 continue
@@ -342,7 +352,10 @@ def _assembled(
             raise Unfit("it has arithmetic on integers that ptxas gets wrong there")
         ptx = library.get_asm_str(cc=capability)
         _check_own(ptx, current(), bound)
+        # Of equal shares: ptxas does not look at what `setmaxnreg` gives those who multiply.
         if ptxas_defects.registers_wanted(ptx) > current().target.registers_of(threads * (occupancy or 1)):
+            if pipelines is not None:
+                pipelines.few_registers = True
             raise Unfit(f"its products need more registers than threads of {config.num_warps} warps and those that load have")
         # In whole programs alone ptxas deals registers out anew, and has no calls that products would have to end before.
         library._lto = pipelines is not None

@@ -26,6 +26,7 @@ from tilekit.compiler.passes.conditions import gather_masks
 from tilekit.compiler.passes.counted import count_loops
 from tilekit.compiler.passes.dead_code import eliminate_dead_code
 from tilekit.compiler.passes.exponentials import fuse_exponentials
+from tilekit.compiler.passes.first_turns import join_first_turns
 from tilekit.compiler.passes.fragments import load_beside_products
 from tilekit.compiler.passes.hoisting import hoist_invariants
 from tilekit.compiler.passes.masks import mask_tiles
@@ -35,6 +36,7 @@ from tilekit.compiler.passes.order import calculate_rows_first
 from tilekit.compiler.passes.partial_sums import add_up_by_parts
 from tilekit.compiler.passes.prefetched import load_in_turns
 from tilekit.compiler.passes.rings import Unfit, make_rings
+from tilekit.compiler.passes.rolled import roll_up_turns
 from tilekit.compiler.passes.rotation import rotate_products
 from tilekit.compiler.passes.slices import load_from_whole_tensors
 from tilekit.compiler.passes.splitting import split_by_masks
@@ -43,6 +45,7 @@ from tilekit.compiler.passes.staging import stage_operands
 from tilekit.compiler.passes.streams import streams_from_loads
 from tilekit.compiler.passes.traversals import count_traversals
 from tilekit.compiler.passes.turns import end_turns_together
+from tilekit.compiler.passes.unswitched import unswitch_loops
 from tilekit.compiler.passes.visits import order_visits
 from tilekit.compiler.target import named
 from tilekit.lang import pipelines
@@ -61,10 +64,10 @@ Watch = Callable[[str, Region], None]
 
 PASSES: tuple[Callable[[Region], object], ...] = (
     canonicalize, load_as_it_lies, count_traversals, separate_conditions, hoist_invariants, count_loops, bound_loops,
-    load_from_whole_tensors, end_turns_together, load_in_turns, accumulate_products, mask_tiles, streams_from_loads,
-    order_visits, stage_operands, fuse_exponentials, carry_scaled_maxima, eliminate_dead_code, add_up_by_parts,
-    calculate_rows_first, rotate_products, gather_masks, split_by_masks, eliminate_dead_code, load_beside_products,
-    spread_beside_products, read_as_operands, multiply_abreast, find_multiples,
+    load_from_whole_tensors, end_turns_together, load_in_turns, join_first_turns, accumulate_products, unswitch_loops,
+    roll_up_turns, mask_tiles, streams_from_loads, order_visits, stage_operands, fuse_exponentials, carry_scaled_maxima,
+    eliminate_dead_code, add_up_by_parts, calculate_rows_first, rotate_products, gather_masks, split_by_masks,
+    eliminate_dead_code, load_beside_products, spread_beside_products, read_as_operands, multiply_abreast, find_multiples,
 )  # fmt: skip
 """In the order in which they run. Each rewrites a kernel in place, or finds something out; its module says when it is legal."""
 # For products by warpgroups: their results are not there at once, and their first operands may be in registers.

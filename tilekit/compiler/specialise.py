@@ -381,8 +381,34 @@ class _Binder(ast.NodeTransformer):
         return self._fold(node, operator.getitem, node.value, node.slice) if isinstance(node.ctx, ast.Load) else node
 
     def visit_For(self, node: ast.For) -> Any:
+        before = self._count_turns(node)
         self.looped.append(node.iter)
-        return self.generic_visit(node)
+        loop = self.generic_visit(node)
+        return [*map(self.visit, before), loop] if before else loop
+
+    def _count_turns(self, node: ast.For) -> list[ast.stmt]:
+        """Let a variable count the turns of `for k, (ta, tb) in enumerate(tk.pipelined(...)):`; what it begins with."""
+        outer, target = node.iter, node.target
+        if not isinstance(outer, ast.Call) or self._static(outer.func) is not enumerate or not outer.args:
+            return []
+        inner, named = outer.args[0], {k.arg: k.value for k in outer.keywords}
+        if not isinstance(inner, ast.Call) or self._static(inner.func) is not pipelined or not isinstance(target, ast.Tuple):
+            return []
+        if len(target.elts) != 2 or len(outer.args) + len(named) > 2 or named.keys() - {"start"}:
+            return []
+        begins = [*outer.args[1:], *named.values(), ast.copy_location(ast.Constant(0), outer)][0]
+        name = f"tilekit__turn{len(self.looped)}"
+        self.locals.add(name)
+        before, count = ast.parse(f"{name} = 0\n{name} = {name} + 1").body
+        number = ast.Assign([target.elts[0]], ast.Name(name, ast.Load()))
+        for statement in (before, number, count):
+            for part in ast.walk(statement):
+                if part is not target.elts[0] and isinstance(part, (ast.expr, ast.stmt)):
+                    ast.copy_location(part, outer)
+        assert isinstance(before, ast.Assign), "see there"
+        before.value = begins
+        node.iter, node.target, node.body = inner, target.elts[1], [number, count, *node.body]
+        return [before]
 
     def visit_Call(self, node: ast.Call) -> Any:
         if isinstance(node.func, ast.Attribute):

@@ -29,7 +29,8 @@ def where(condition: Tile, x: Tile | Scalar, y: Tile | Scalar) -> Tile:
         x, y: tiles of its shape, or scalars; they meet in one dtype. Two scalars give float32, int32 or bool.
 
     A mask that is added, `t + tk.where(condition, 0.0, float("-inf"))`, may choose instead, in kernels that multiply: that is
-    another number only where `t` is infinite or NaN and the condition does not hold, which is then -inf.
+    another number only where `t` is infinite or NaN and the condition does not hold, which is then -inf. Of a finite number that
+    is added, only the sign of zeros can differ, where the condition holds.
 
     Raises:
         CompileError: `condition` is no bool tile, or the shapes differ.

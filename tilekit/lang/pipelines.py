@@ -31,8 +31,8 @@ __all__ = [
 MOST_STAGES = 16
 NO_STREAMS = "at least one stream of tiles"
 PLACE = (
-    "stands in a for statement: for ta, tb in tk.pipelined(...): and by itself there, not in enumerate or zip; a variable of "
-    "your own counts the turns"
+    "stands in a for statement: for ta, tb in tk.pipelined(...): or for k, (ta, tb) in enumerate(tk.pipelined(...)): and not in "
+    "zip, since it takes several streams"
 )
 
 

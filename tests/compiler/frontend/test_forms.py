@@ -54,6 +54,20 @@ def test_plain_functions_and_lambdas_are_helpers(line, expected):
 
 
 @pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("both = (t, 2.0); y.store(tk.maximum(*both))", np.maximum(X, 2)),
+        ("y.store(t.reshape((*t.shape, 1)).reshape((*(*t.shape, 1)[:-1],)))", X),
+        ("at = (tk.bid(0),); y.store(tk.load(x, *((*at,), t.shape)))", X),
+        ("add = lambda a, b, c: a + b * c; y.store(add(t, *(2.0, 3.0)))", X + 6),
+        ("n = tk.bid(0); pair = (t, t) if n == 0 else (t, -t); y.store(tk.where(t < 0, *pair))", np.where(X < 16, X, -X)),
+    ],
+)
+def test_a_star_takes_a_tuple_apart(line, expected):
+    stores(expected, *line.split("; "))
+
+
+@pytest.mark.parametrize(
     "condition",
     ["tk.sum(t) > 120 and tk.bid(0) < 3", "not (tk.bid(0) >= 3 or tk.max(t) < 16)", "0 < tk.bid(0) + 0 < 3",
      "tk.bid(0) == 1 or tk.min(t) == 32", "not tk.sum(t) <= 120 and not tk.bid(0) == 3"],

@@ -10,8 +10,10 @@ from through_ir import both_ways, ir_of
 
 import tilekit as tk
 from tilekit import api
+from tilekit.compiler.ir.nodes import Constant
 from tilekit.compiler.ir.printer import printed
 from tilekit.compiler.optimize import PASSES
+from tilekit.compiler.passes.canonical import canonicalize
 
 FAR = 1 << 29
 
@@ -245,3 +247,48 @@ def test_a_loop_that_surely_has_a_turn_is_rotated_without_a_branch(make, branche
 def test_rows_come_before_whole_tiles_whatever_the_order(make):
     exponentials = re.findall(r"float32\[64, (\d+)\] = exp2\(", text_of(tk.kernel(make), 1))
     assert exponentials == ["64", "1", "64"], "ahead of the loop nothing shrinks"
+
+
+def where_it_holds(s, m):
+    return s + tk.where(m, 0.0, -1e30)
+
+
+def where_it_does_not(s, m):
+    return tk.where(~m, -10000.0, 0.0) + s
+
+
+def two_numbers(s, m):
+    return s + tk.where(m, 1.0, -1e30)
+
+
+def no_condition(s, m):
+    return s + tk.where(s > 0, 0.0, -1e30)
+
+
+ADDED = {
+    where_it_holds: (0, -1e30, 1),
+    where_it_does_not: (0, -10000, 1),
+    two_numbers: (1, -1e30, 0),
+    no_condition: (0, -1e30, 0),
+}
+
+
+@pytest.mark.parametrize("masked", ADDED)
+def test_numbers_that_masks_add(masked, cpu):
+    *numbers, count = ADDED[masked]
+
+    @tk.kernel
+    def kernel(y: tk.Out, x: tk.In, n: int):
+        t = tk.load_tile_like(x, y)
+        y.store(masked(t, tk.arange(64)[None, :] < n + tk.arange(64)[:, None]))
+
+    x = np.random.default_rng(5).standard_normal((64, 64)).astype(np.float32)
+    y = api.zeros((64, 64)).sync()
+    tensor = api.from_host(x).sync()
+    ir = ir_of(tk.kernel(kernel.__wrapped__)(y.partition((64, 64)), tensor, 3), canonicalize)
+    where = [one for one in ir.walk() if one.kind == "call" and one.what.value is tk.where]
+    assert sum(all(not isinstance(operand, Constant) for operand in one.operands) for one in where) == count
+    kernel(y.partition((64, 64)), tensor, 3).sync()
+    inside = np.arange(64)[None, :] < 3 + np.arange(64)[:, None]
+    expected = x + np.where(x > 0 if masked is no_condition else inside, *numbers).astype(np.float32)
+    np.testing.assert_array_equal(y.to_host().sync(), expected)

@@ -90,8 +90,9 @@ def test_products_of_few_steps_have_several_blocks_on_a_multiprocessor():
     assert 65536 // (32 * launch._options.num_warps * explained.compiled.registers) >= 3
     assert not any(ring.stages for ring in explained.pipelines)
     long = kernels.gemm(
-        api.meta((23, 512, 689), tk.float32).permute(0, 2, 1), api.meta((23, 512, 912), tk.float32), precision="tf32"
-    )
+        api.meta((23, 512, 689), tk.float32).permute(0, 2, 1), api.meta((23, 512, 912), tk.float32), precision="tf32",
+        tile=(128, 128, 32),
+    )  # fmt: skip
     long.consumed()
     (launch,) = long.parts()
     launch.consumed()
@@ -159,7 +160,7 @@ def test_other_warps_than_the_model_has_in_mind_get_one_tile():
         ((271, 14987, 15583), (64, 64), 2),
         ((512, 1024, 512), (64, 64), 4),  # of which a multiprocessor has one: all four schedulers have a warp
         ((20, 4096, 512), (32, 64), 4),
-        ((3, 5, 7), (16, 16), 1),
+        ((6, 5, 7), (16, 16), 1),
     ],
     ids=str,
 )

@@ -33,8 +33,8 @@ class Calls(Expressions):
 
     def call(self, node: ast.Call, environment: Environment, name: str) -> Operand:
         function = self.static(node.func, environment)
-        if any(isinstance(argument, ast.Starred) for argument in node.args) or any(k.arg is None for k in node.keywords):
-            self.refuse("arguments such as *args and **kwargs do not exist in kernels", node)
+        if any(k.arg is None for k in node.keywords):
+            self.refuse("arguments such as **kwargs do not exist in kernels", node)
         receiver = None
         if function is None and isinstance(node.func, ast.Attribute):
             receiver = self.expression(node.func.value, environment)
@@ -43,7 +43,7 @@ class Calls(Expressions):
         if isinstance(function, Constant) and function.value is breakpoint:
             # It would stop while types are inferred; a debugger follows kernels that are interpreted.
             raise Unsupported("breakpoint()", self.location(node))
-        arguments = [self.expression(argument, environment) for argument in node.args]
+        arguments = list(self.expressions(node.args, environment))
         keywords = {str(k.arg): self.expression(k.value, environment) for k in node.keywords}
         known = None if keywords else self.folded(node, function, receiver, arguments)
         if known is not None:

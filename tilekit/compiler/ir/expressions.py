@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import builtins
 import types as python_types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from tilekit.compiler.frontend.bound import BoundKernel, stored
 from tilekit.compiler.frontend.flow import UNSET
 from tilekit.compiler.frontend.folding import BINARY, COMPARE, UNARY
+from tilekit.compiler.frontend.syntax import NOT_UNPACKED
 from tilekit.compiler.ir.constants import (
     KEEPS,
     constant_of,
@@ -208,7 +209,7 @@ class Expressions:
                     self.refuse(UNSET.format(name=variable), node)
                 return operand
             case ast.Tuple(elts=elements):
-                return Group(tuple(self.expression(element, environment) for element in elements))
+                return Group(tuple(self.expressions(elements, environment)))
             case ast.Slice(lower=start, upper=stop, step=step):
                 bounds = (
                     Constant(None) if bound is None else self.expression(bound, environment) for bound in (start, stop, step)
@@ -242,6 +243,24 @@ class Expressions:
             case ast.Call():
                 return self.call(node, environment, name)
         raise Unsupported(type(node).__name__, self.location(node))
+
+    def expressions(self, nodes: Iterable[ast.expr], environment: Environment) -> Iterator[Operand]:
+        """The operands that expressions come to, one after the other; `*t` is what the tuple has in it."""
+        for node in nodes:
+            if not isinstance(node, ast.Starred):
+                yield self.expression(node, environment)
+                continue
+            operand = self.expression(node.value, environment)
+            if isinstance(operand, Constant):
+                operand = operand_of(operand.value)
+            if not isinstance(operand, Group):
+                if (
+                    isinstance(operand, Value) and operand.type == UNKNOWN
+                ):  # perhaps a tuple of numba's: the IR has no form for it
+                    yield self.expression(node, environment)
+                self.refuse(NOT_UNPACKED, node)
+            self.rewritten = True
+            yield from operand.parts
 
     def condition(self, node: ast.expr, environment: Environment) -> Operand:
         """What decides a branch: a constant where it is known."""

@@ -37,6 +37,7 @@ __all__ = [
     "behind_rooms",
     "by_panels",
     "deals_registers",
+    "fewest_producers",
     "memory_order",
     "narrow",
     "plus",
@@ -69,7 +70,12 @@ def deals_registers(target: Target) -> bool:
 
 def producers_of(target: Target, num_warps: int) -> int:
     """How many threads a block has besides those that calculate."""
-    return _PRODUCERS if deals_registers(target) else WARP * max(1, num_warps // _SHARE)
+    return _PRODUCERS if deals_registers(target) else fewest_producers(num_warps)
+
+
+def fewest_producers(num_warps: int) -> int:
+    """The same, where each of them takes as many registers as those that calculate have."""
+    return WARP * max(1, num_warps // _SHARE)
 
 
 def narrow(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:

@@ -57,7 +57,6 @@ _NAMES = {
 # Sums of products of 8-bit floats keep 13 bits behind the leading one. After so many instructions, 128 of `k`, they are added up
 # in float32; so that registers suffice, of so many columns at a time.
 _CHAIN, _SUMMED_COLUMNS = 4, 128
-_CUTS_PANELS = True  # whether an instruction may take part of a panel's columns: with 96 of them, one panel and a half
 _NO_TILE = 0x3FC00 >> 4  # the address that a descriptor of a tile would have at the end of 18 bits: a block has less
 _BEGIN = "wgmma.fence.sync.aligned;"
 _VOID = ir.VoidType()
@@ -287,9 +286,6 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
         return "it multiplies matrices that fit together"
     second, operand, fragments = _Operand(lies, 1, 0), None, None
     columns_there = there.present(1) if isinstance(there, StagedType) else columns
-    if second.turned and not _CUTS_PANELS:
-        panel = _SPAN // lies.dtype.itemsize
-        columns_there = min(columns, -(-columns_there // panel) * panel)
     deep_there = [side.present(1 - n) if isinstance(side, StagedType) else depth for n, side in enumerate((first, there))]
     for name, staged in (("a", first), ("b", lies)):
         if isinstance(staged, StagedType) and staged.span != _SPAN:

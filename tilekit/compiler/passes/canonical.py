@@ -6,7 +6,7 @@
     tk.less(x, y), tk.logical_and(a, b) x < y, a & b, of tiles, and of those of bools
     tk.where(a > b, -inf, x)            tk.where(a <= b, x, -inf), of comparisons of integers
     tk.where(c | d, -inf, x)            tk.where(~(c | d), x, -inf), of what `Conditions` knows
-    x + tk.where(m, 0.0, -inf)          tk.where(m, x, -inf)
+    x + tk.where(m, 0.0, -inf)          tk.where(m, x, -inf); and tk.where(m, x, x - 1e30), where that is what is added
     tk.load(x, (i,), (1,)).item()       tk.load(x, (i,), ()).item(), which one thread can do
 
 and for products, which read tiles in stages whichever way they lie (`load_as_it_lies`):
@@ -189,7 +189,11 @@ def _choose(sum_: Operation, region: Region, defined: dict[Value, Operation]) ->
             continue
         mask, *numbers = where.operands
         at = next((n for n, number in enumerate(numbers) if number in (Constant(0), Constant(0.0))), None)
-        if at is None or number_of(numbers[1 - at], defined) != -math.inf or not isinstance(result, TileType):
+        other_number = None if at is None else number_of(numbers[1 - at], defined)
+        if at is None or other_number is None or not isinstance(result, TileType) or not dtypes.is_float(result.dtype):
+            continue
+        known = isinstance(mask, Value) and Conditions(defined).of(mask, inverse=at == 1) is not None
+        if other_number != -math.inf and not (math.isfinite(other_number) and known):
             continue
         if not isinstance(tile, Value) or not isinstance(tile.type, TileType) or tile.type.shape != result.shape:
             continue
@@ -199,6 +203,10 @@ def _choose(sum_: Operation, region: Region, defined: dict[Value, Operation]) ->
             )
             region.operations.insert(region.operations.index(sum_), wide)
             (tile,) = wide.results
+        if other_number != -math.inf:
+            less = Operation("binary", [tile, numbers[1 - at]], sum_.location, "+", results=[Value("t", result)])
+            region.operations.insert(region.operations.index(sum_), less)
+            (numbers[1 - at],) = less.results
         numbers[at] = tile
         sum_.kind, sum_.what, sum_.operands = "call", where.what, [mask, *numbers]
         return True

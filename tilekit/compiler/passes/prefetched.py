@@ -29,13 +29,13 @@ from tilekit.compiler.passes.dead_code import eliminate_dead_code
 from tilekit.compiler.passes.factors import is_view
 from tilekit.lang import calculation, memory
 
-__all__ = ["load_in_turns"]
+__all__ = ["Known", "load_in_turns"]
 
 
 def load_in_turns(kernel: Region) -> None:
     """Let loops of a kernel load such tiles where they read them."""
     with sampling():
-        known = _Known(kernel)
+        known = Known(kernel)
         new: dict[Value, Operand] = {}
         for region in list(kernel.regions()):
             operations: list[Operation] = []
@@ -48,7 +48,7 @@ def load_in_turns(kernel: Region) -> None:
         eliminate_dead_code(kernel)
 
 
-class _Known:
+class Known:
     """What makes each value of a kernel, and which numbers are the same."""
 
     def __init__(self, kernel: Region) -> None:
@@ -99,7 +99,7 @@ class _Known:
         return load if read and isinstance(load.results[0].type, TileType) else None
 
 
-def _in_turns(loop: Operation, known: _Known, new: dict[Value, Operand]) -> list[Operation]:
+def _in_turns(loop: Operation, known: Known, new: dict[Value, Operand]) -> list[Operation]:
     """Load the tiles of a loop in their turns; what is to be loaded behind it."""
     (body,) = loop.regions
     start, stop, step = loop.operands[:3]
@@ -139,7 +139,7 @@ def _in_turns(loop: Operation, known: _Known, new: dict[Value, Operand]) -> list
     return behind.operations
 
 
-def _next_turn(counter: Value, stop: Operand, last: Affine, known: _Known) -> list[Affine]:
+def _next_turn(counter: Value, stop: Operand, last: Affine, known: Known) -> list[Affine]:
     """Sums that are below 0 where there is a next turn: of the counter, or of a multiple if it goes to `tk.cdiv(n, step)`."""
     sums = [Affine({counter: 1}, 1).plus(last, -1)]
     made = known.definitions.get(stop) if isinstance(stop, Value) else None
@@ -155,7 +155,7 @@ def _next_turn(counter: Value, stop: Operand, last: Affine, known: _Known) -> li
     return sums
 
 
-def _load_ahead(operand: Operand, body: Region, more: list[Affine], known: _Known) -> Operation | None:
+def _load_ahead(operand: Operand, body: Region, more: list[Affine], known: Known) -> Operation | None:
     """The load of a tile that a turn hands on: in each turn, or where there is a next one, one of `more` being below 0."""
     made = known.definitions.get(operand) if isinstance(operand, Value) else None
     if made is None or made not in body.operations or not isinstance(operand, Value):
@@ -173,7 +173,7 @@ def _load_ahead(operand: Operand, body: Region, more: list[Affine], known: _Know
     return None
 
 
-def _motion(begins: Operation, ahead: Operation, counter: Value, first: Affine, known: _Known) -> list[int] | None:
+def _motion(begins: Operation, ahead: Operation, counter: Value, first: Affine, known: Known) -> list[int] | None:
     """How far a load moves in each turn, along each dimension; None if `begins` is not that of the turn before the first one."""
     if begins.operands[0] is not ahead.operands[0] or begins.operands[2] != ahead.operands[2]:
         return None

@@ -27,6 +27,8 @@ BM, BN = tk.generics("BM BN")
 # Microseconds on an H200, fitted to 40 random products of odd widths: what a step along K takes for each tile that a
 # multiprocessor has, and besides; the beginning of one more kernel; bytes that are copied in one, and the clocks of one.
 _ROUND, _STEP, _NEXT, _BYTES, _CLOCKS = 1.0, 0.6, 3.0, 2.5e6, 1700
+# Where both operands are copied to shared memory 4 or 8 bytes at a time, a product takes so many times as long.
+_COPIED = 1.5
 _WORTH = 0.9
 _TILE, _WARPS = (64, 64), 4
 
@@ -87,17 +89,25 @@ def described(x: Tensor, strides: tuple[int, ...] | None) -> Tensor:
     return x if strides is None else _Described(x.storage, x.shape, x.dtype, strides, 0)
 
 
-def worth_packing(loaded: Schedule, staged: Schedule, operands: tuple[Tensor, Tensor], packing: Packing) -> bool:
-    """Whether a product is done sooner by the second schedule, with its operands packed."""
-    if not any(packing):
-        return False
-    rounds = -(-loaded.blocks // multiprocessors(operands[0]))
-    as_they_lie = loaded.share * (_ROUND * rounds + _STEP)
-    moved = sum(2 * x.nbytes for x, strides in zip(operands, packing, strict=True) if strides)
+def worth_packing(
+    as_it_is: Schedule, staged: Schedule, operands: tuple[Tensor, Tensor], packing: Packing, *, ahead: bool
+) -> bool:
+    """Whether a product is done sooner by the second schedule, with its operands packed.
+
+    Args:
+        as_it_is, staged: the schedules.
+        operands, packing: what is packed, and how.
+        ahead: whether the operands come to shared memory as they are, by copies of 4 or 8 bytes.
+    """
     multiplied = staged.clocks / _CLOCKS
     if math.isinf(multiplied):  # few rows, whose operands are what takes time
         multiplied = sum(x.nbytes for x in operands) / _BYTES + _NEXT
-    return moved / _BYTES + _NEXT + multiplied < _WORTH * as_they_lie
+    moved = sum(2 * x.nbytes for x, strides in zip(operands, packing, strict=True) if strides)
+    if ahead:
+        unpacked = multiplied * (_COPIED if all(packing) else 1.0)
+    else:
+        unpacked = as_it_is.share * (_ROUND * -(-as_it_is.blocks // multiprocessors(operands[0])) + _STEP)
+    return moved / _BYTES + _NEXT + multiplied < _WORTH * unpacked
 
 
 def packed(new: New, operands: tuple[Tensor, Tensor], packing: Packing) -> Generator[DeviceOp[Any], Any, list[Tensor]]:

@@ -497,36 +497,41 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
         """The schedule for operands that lie like these, whether it is of the transpose, and whether tiles come ahead."""
         staged, copied = not exact and staged_operands(a, b), in_stages(a, b, to=COPIES, warpgroups=False)
         fetched = exact and not cpu and exact_in_stages(a, b)
+        # In the transpose the second operand is the first, which K has to be contiguous in.
+        otherwise = not (staged or copied or exact or cpu or tile or epilogue) and staged_operands(_turned(b), _turned(a))
+        if staged and not (tile or aligned(a, b)) and (-(-k * a.itemsize // LINES) <= FEW_STEPS or min(m, n) <= FEW_ROWS):
+            staged = False  # by copies of 4 or 8 bytes, for little work: loaded as the loop goes they take 0.6 to 1 of the time
 
-        def scheduled(turned):
+        def scheduled(turned, splits=splits):
             return schedule_of(
-                a, (batch, *((n, m) if turned else (m, n)), k or _LEAST), staged=staged, copied=copied, even=aligned(a, b),
-                cpu=cpu, lines=pitched(a, b, to=LINES), tf32=a.dtype == dtypes.float32 and not exact, beside=beside,
-                tile=tile, num_warps=num_warps, splits=splits, summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
+                a, (batch, *((n, m) if turned else (m, n)), k or _LEAST), staged=staged or otherwise, copied=copied,
+                even=aligned(a, b), cpu=cpu, lines=pitched(a, b, to=LINES), tf32=a.dtype == dtypes.float32 and not exact,
+                beside=beside, tile=tile, num_warps=num_warps, splits=splits,
+                summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
                 abreast=abreast_columns(_turned(a) if turned else b, precision) if modelled else (), turned=turned,
                 fetched=fetched,
             )  # fmt: skip
 
         either = staged and epilogue is None and tile is None and not cpu
-        turned = either and m <= FEW_ROWS < n
+        turned = otherwise or (either and m <= FEW_ROWS < n)
         schedule = scheduled(turned)
+        if otherwise and schedule.stream is not None:
+            schedule = scheduled(True, 1)
         if either and min(m, n) > FEW_ROWS and (other := scheduled(True)).clocks < _TURNED * schedule.clocks:
             schedule, turned = (other, True) if other.splits == 1 and other.stream is None else (schedule, False)
         ahead = fetched and fits_stages(schedule.rows, schedule.columns, schedule.depth, schedule.num_warps, k)
-        return schedule, turned, staged or copied or ahead
+        return schedule, turned, staged or copied or otherwise or ahead
 
     schedule, turned, ahead = planned(a, b)
-    free, packing, vectors = not (cpu or ahead or tile or num_warps or splits) and batch * m * n * k, _AS_THEY_LIE, None
-    if free and min(m, n) <= FEW_VECTORS:
+    free = not (cpu or exact or tile or num_warps or splits) and a.itemsize <= 4
+    packing, vectors = _AS_THEY_LIE, None
+    if not (cpu or ahead or tile or num_warps or splits) and 0 < min(m, n) <= FEW_VECTORS and batch * k:
         deep = b.unit == len(b.shape) - 2 if m <= n else a.unit == len(a.shape) - 1
         vectors = vectors_of(batch, min(m, n), max(m, n), k, deep, multiprocessors(a))
-    elif free and not exact and a.itemsize <= 4:
-        packing = packing_of(a, b)
-        other = planned(*map(described, (a, b), packing))
-        if worth_packing(schedule, other[0], (a, b), packing):
-            schedule, turned, ahead = other
-        else:
-            packing = _AS_THEY_LIE
+    elif free and any(wanted := packing_of(a, b)) and batch * m * n * k:
+        other = planned(*map(described, (a, b), wanted))
+        if other[2] and worth_packing(schedule, other[0], (a, b), wanted, ahead=ahead):
+            packing, (schedule, turned, ahead) = wanted, other
     if turned:
         added = added[::-1]
     # Without fast tensor cores a product of small tiles takes so long that its operands come in time.
