@@ -159,8 +159,8 @@ def test_float32_is_multiplied_by_each_thread():
     kernel = launch((tk.float32, tk.float32), (128, 128, 32), warps=8).compile(target="sm_90a")
     found = instructions(kernel)
     assert of(found, "HMMA") == 0
-    assert found["FFMA"] == 1024, "the loop over k is no longer than that"
-    assert found["LDS.128"] == of(found, "LDS") == 64 + 4, "of 8 rows and 8 columns for each k, and the first before the loop"
+    assert found["FFMA"] == 512, "the loop over k is no longer than that"
+    assert found["LDS.128"] == of(found, "LDS") == 32 + 4, "of 8 rows and 8 columns for each k, and the first before the loop"
 
 
 def test_eight_bit_floats_need_no_instruction_of_their_own():

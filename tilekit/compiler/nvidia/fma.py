@@ -20,9 +20,12 @@ __all__ = ["fma"]
 _UNROLLED = 512
 """How many multiplications of float32 are written out: of more, ptxas keeps so many operands that registers spill."""
 _AHEAD = 1024
-"""The same where operands are read a turn ahead, across `k`: ptxas keeps two turns of them, however many there are. The more there
-are, the better it deals accumulators out to the two banks of registers: 4096 x 4096 x 4096 reaches 0.94 of cuBLAS with 1024, 0.90
-with 512; with 2048, small loops take too long to be fetched (1000 x 1000 x 1000: 0.50 of it, 0.77 with 1024)."""
+"""The same where operands are read a turn ahead, across `k`: ptxas keeps two turns of them, however many there are. The more
+there are, the better it deals accumulators out to the two banks of registers: 4096 x 4096 x 4096 reaches 0.94 of cuBLAS with
+1024, 0.90 with 512; with 2048, small loops take too long to be fetched (1000 x 1000 x 1000: 0.50 of it, 0.77 with 1024)."""
+_SHORT = (
+    8  # warps, of which two blocks fit a multiprocessor if a thread has 128 registers: of more that is written out, it has more
+)
 _LEAST_DEPTH = 4  # elements of 16 bytes, which are read together
 
 
@@ -33,8 +36,11 @@ def fma(product: MatrixProduct) -> Way:
     shape, depth, warps = product.shape, product.depth, a.config.num_warps
     result = TileType(product.dtype, layouts.accumulator(shape, warps, a.dtype.itemsize), a.config)
     across = a.dtype.itemsize == 4
-    operands = Operands(product, (a.dtype, b.dtype), layouts.sum_of_products(shape, depth, warps, a.dtype.itemsize), across=across)
-    at_once = min(depth, max(_LEAST_DEPTH, (_AHEAD if across else _UNROLLED) // result.layout.num_registers))
+    operands = Operands(
+        product, (a.dtype, b.dtype), layouts.sum_of_products(shape, depth, warps, a.dtype.itemsize), across=across
+    )
+    written = _AHEAD if across and warps < _SHORT else _UNROLLED
+    at_once = min(depth, max(_LEAST_DEPTH, written // result.layout.num_registers))
 
     def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value | None) -> ir.Value:
         *factors, total = operands.brought(builder, x, y, z, result, at_once)

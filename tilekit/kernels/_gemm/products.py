@@ -19,13 +19,12 @@ import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._gemm.abreast import abreast_columns, parts_abreast, place_of, store_left, store_right, sums_abreast
+from tilekit.kernels._gemm.exact import FEW_STEPS, fits_stages
 from tilekit.kernels._gemm.packing import Packing, described, packed, packing_of, worth_packing
 from tilekit.kernels._gemm.schedules import (
     FEW_ROWS,
-    FEW_STEPS,
     Schedule,
     check_tile,
-    fits_stages,
     result_dtype,
     schedule_of,
     sum_dtype,

@@ -20,13 +20,14 @@ from tilekit._tensor.partition import MappedPartition
 from tilekit._tensor.tensor import Tensor
 from tilekit.errors import CompileError
 from tilekit.kernels._gemm.abreast import columns_of
+from tilekit.kernels._gemm.exact import FEW_STEPS, exact_way, fits_stages, staged_blocks
 from tilekit.kernels._gemm.stream_k import StreamK, stream_k
 from tilekit.kernels._host import check_choice, multiprocessors, power
 from tilekit.lang.matmul import PRECISIONS, accumulator_dtype
 from tilekit.launch.launch import check_warps
 
 __all__ = [
-    "FEW_ROWS", "FEW_STEPS", "Schedule", "check_tile", "fits_stages", "result_dtype", "schedule_of", "sum_dtype",
+    "FEW_ROWS", "Schedule", "check_tile", "result_dtype", "schedule_of", "sum_dtype",
 ]  # fmt: skip
 
 # Of a multiprocessor, in a clock: products of elements, by the bytes that each has. What else a step along K costs those that do
@@ -65,26 +66,6 @@ _LOADED = {
     8: (64, 64, 16, 8, None),
 }
 _LOADED_TF32 = (128, 128, 32, 8, None)
-# Those of float32 without tensor cores. Of the multiply-adds that it could do, a multiprocessor does so many, by the elements of
-# the result that a thread has: with 8 x 8 of them it reads an operand from shared memory for each 8 products, with 4 x 4 for 4.
-_EXACT, _EXACT_DEPTH = ((128, 128), (128, 64), (64, 128), (64, 64)), 16
-# Rows, columns, depth, warps: where multiprocessors have several tiles each, these are as fast as any for their elements, and of
-# small ones fewer are beyond the edges. On an H200 the large ones take 0.9 to 1.06 of the small ones' time.
-_EXACT_SMALL, _EXACT_LARGE, _EXACT_WORTH = (64, 64, 32, 2), (128, 128, 32, 4), 1.03
-# The same of operands that come to stages: a thread has 8 x 16 elements of the result, and 174 of 216 registers of a thread hold
-# these and two turns of what it multiplies, so that two blocks fit a multiprocessor.
-_EXACT_STAGED, _EXACT_STAGED_WORTH, _EXACT_STAGED_BLOCKS = (128, 128, 16, 4), 1.25, 2
-_EXACT_STAGED_LEAST = 128 * 128  # elements of a tile that comes so; of small ones, several blocks load while others calculate
-_EXACT_SHARES = {64: 0.85, 32: 0.75, 16: 0.5}
-# Multiply-adds in a clock; rows and columns of operands that come to shared memory in one, also if not 16 bytes at a time; clocks
-# that a block waits for its operands, while others that are there calculate: so many warps at most.
-_EXACT_PRODUCTS, _EXACT_BROUGHT, _EXACT_BROUGHT_SINGLY, _EXACT_WAITING, _EXACT_WARPS = 128, 4, 2, 500, 16
-# Two blocks of large tiles have room with so many registers; unless operands come 4 bytes at a time: then a thread has twice as
-# many elements, and registers.
-_EXACT_BLOCKS = 2
-# Products of so few tiles along K, which are loaded as the loop goes, are over before any could come ahead: several blocks on a
-# multiprocessor, with smaller tiles, load and store while others do.
-FEW_STEPS = 2
 _LEAST = 16  # rows, columns and depth of a tile of tensor cores
 _MOST_SPLITS = 64
 _CPU_TILE = 256
@@ -226,8 +207,10 @@ def _schedule(
         bk = _STAGED_BYTES // itemsize
         bm, bn, warps, parts, clocks = _cheapest(shape, count, itemsize, summed, beside, splits, abreast, turned, lines, clusters)
     elif itemsize == 4 and not tf32 and not copied:
-        bm, bn, bk, warps, occupancy = _exact(shape, count, beside, even, fetched)
-        parts = splits or _parts(batch * -(-m // bm) * -(-n // bn), -(-k // bk), count)
+        given = splits if isinstance(splits, int) else 1 if splits else None
+        way = exact_way(shape, count, beside=beside, even=even, fetched=fetched, splits=given)
+        bm, bn, bk, warps, occupancy = way[:5]
+        parts, clocks = splits or way.parts, way.clocks
     else:
         loaded = _LOADED_TF32 if tf32 else _LOADED[itemsize]
         bm, bn, bk, warps, occupancy = _COPIED if copied else loaded
@@ -240,10 +223,12 @@ def _schedule(
         warps = num_warps
     steps = -(-k // bk)
     ahead = staged or copied or (fetched and fits_stages(bm, bn, bk, warps, k))
+    held = _held(count, warps)
     if fetched and ahead:
-        occupancy = _EXACT_STAGED_BLOCKS if warps == _EXACT_STAGED[3] else None
+        occupancy = staged_blocks(bm, bn, warps)
+        held = count * (occupancy or 1)
     # Blocks that stay, one after the other visiting tiles; where nothing is fetched ahead, the GPU deals tiles out better.
-    held, stream = _held(count, warps), None
+    stream = None
     if isinstance(parts, str):
         stream, parts = stream_k(-(-m // bm), -(-n // bn), steps, held), 1
     share = -(-steps // min(parts, steps))
@@ -252,11 +237,6 @@ def _schedule(
     if stream is not None:
         tiles = max(1, stream.top * stream.columns)
     return Schedule(bm, bn, bk, parts, share, min(tiles, held) if ahead else tiles, warps, occupancy, stream, clocks)
-
-
-def fits_stages(bm: int, bn: int, bk: int, warps: int, k: int) -> bool:
-    """Whether tiles of exact products of float32 come to stages: if threads have much to do with them, in several steps."""
-    return warps >= _EXACT_STAGED[3] and bm * bn >= _EXACT_STAGED_LEAST and -(-k // bk) > FEW_STEPS
 
 
 def _held(count: int, warps: int) -> int:
@@ -345,42 +325,6 @@ def _clocks(
     cached = all_of_them * fetched / (_CACHED if lines else _ACROSS)
     hidden = math.hypot(*(clocks**2 for clocks in (loop, mine * fetched / _FETCHED, cached, operands))) ** 0.5
     return hidden + stored * bm * bn / (_STORED / 2 if turned else _STORED) + _LATENCY + after
-
-
-def _exact(
-    shape: tuple[int, int, int, int], count: int, beside: int, even: bool, fetched: bool
-) -> tuple[int, int, int, int, int | None]:
-    """The tile, the warps, and the blocks of a multiprocessor for float32 operands whose products are exact: that with which the
-    multiprocessor that has most is done first.
-    """
-    batch, m, n, k = shape
-
-    def most(bm: int, bn: int) -> int:
-        return -(-(batch * -(-m // bm) * -(-n // bn)) // count)
-
-    fetched = fetched and -(-k // _EXACT_STAGED[2]) > FEW_STEPS
-    small, large, worth = _EXACT_SMALL, _EXACT_LARGE, _EXACT_WORTH
-    if fetched:
-        large, worth = _EXACT_STAGED, _EXACT_STAGED_WORTH
-    if min(m, n) > small[0] // 2 and most(*small[:2]) > 1:
-        few = most(*large[:2]) * large[0] * large[1] <= worth * most(*small[:2]) * small[0] * small[1]
-        return *(large if few and not beside else small), _EXACT_STAGED_BLOCKS if fetched and few and not beside else None
-    best, chosen = math.inf, (64, 64, 8)
-    for rows, columns in _EXACT:
-        bm, bn = (max(_LEAST, min(size, power(extent))) for size, extent in ((rows, m), (columns, n)))
-        tiles = max(1, most(bm, bn))
-        for elements, share in _EXACT_SHARES.items():
-            warps = max(1, min(8, bm * bn // (32 * elements)))
-            # Of a step along K: what all of them take, and one alone that has not a warp for each of the four schedulers.
-            clocks = bm * bn * _EXACT_DEPTH / _EXACT_PRODUCTS / share
-            clocks += (bm + bn) / (_EXACT_BROUGHT if even else _EXACT_BROUGHT_SINGLY)
-            alone = clocks * max(1, 4 / warps) + _EXACT_WAITING
-            clocks = tiles * max(clocks, alone / min(tiles, _EXACT_WARPS // warps))
-            if clocks < best:
-                best, chosen = clocks, (bm, bn, warps)
-    bm, bn, warps = chosen
-    large = bm * bn >= _LARGE and not beside
-    return bm, bn, _EXACT_DEPTH, warps if even or not large else 4, _EXACT_BLOCKS if large else None
 
 
 def _smaller(shape: tuple[int, int, int, int], count: int, tile: tuple[int, int, int, int]) -> tuple[int, int, int, int]:

@@ -1,0 +1,160 @@
+"""How exact products of float32 are dealt out, which threads multiply and add by themselves: tiles, warps, parts of long sums.
+
+The ways are compared by a model, in clocks: a multiprocessor has so many tiles, of which it has room for some at a time; all of
+these together reach so much of the multiply-adds that it could do, one alone less, for it waits for its operands or has no warp
+for each of the four schedulers. What is stored, and what is read at the start of a round, is not hidden. The numbers are those of
+an H200.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tilekit.kernels._host import power
+
+__all__ = ["FEW_STEPS", "ExactWay", "exact_way", "exact_ways", "fits_stages", "staged_blocks"]
+
+FEW_STEPS = 2
+"""Products of so few tiles along K, which are loaded as the loop goes, are over before any could come ahead: several blocks on a
+multiprocessor, with smaller tiles, load and store while others do."""
+
+
+class ExactWay(NamedTuple):
+    """A way to deal a product out.
+
+    Attributes:
+        rows, columns, depth, warps: of a tile, and of a block.
+        blocks: of a multiprocessor, for the launch; None leaves that to the compiler.
+        room: blocks that a multiprocessor has room for.
+        reached, alone: what these do together of the multiply-adds that it could do, and what one does.
+        staged: whether tiles come to stages of shared memory.
+        parts: that sums are taken in.
+        clocks: that it takes by the model.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    blocks: int | None
+    room: int
+    reached: float
+    alone: float
+    staged: bool = False
+    parts: int = 1
+    clocks: float = 0.0
+
+
+# Operands that come to stages: a thread has 8 x 16 elements of the result, and 174 of 216 registers of a thread hold these and
+# two turns of what it multiplies, so that two blocks fit a multiprocessor; or 8 x 8, and three fit.
+_STAGED = (
+    ExactWay(128, 128, 16, 4, 2, 2, 0.86, 0.70, True),
+    ExactWay(64, 128, 16, 4, 3, 3, 0.84, 0.62, True),
+    ExactWay(128, 64, 16, 4, 3, 3, 0.84, 0.62, True),
+)
+_STAGED_WARPS, _STAGED_LEAST = 4, 64 * 128  # warps, and elements of tiles that come so
+# Tiles that are loaded as the loop goes: 8 x 8 elements of a thread.
+_LOADED = ExactWay(64, 64, 32, 2, None, 6, 0.76, 0.27)
+_LOADED_LARGE = ExactWay(128, 128, 32, 4, None, 2, 0.80, 0.50)
+# Others, which are cut down to the product: what threads reach by the elements that they have. With 8 x 8 of them one reads an
+# operand from shared memory for each 8 products, with 4 x 4 for 4: shared memory gives a warp 128 bytes a clock.
+_SIZES, _DEPTH, _SHARES = ((128, 128), (128, 64), (64, 128), (64, 64)), 16, {64: 0.80, 32: 0.65, 16: 0.42}
+# Multiply-adds in a clock; rows and columns of operands that come to shared memory in one, also if not 16 bytes at a time; clocks
+# that a block waits for its operands, while others that are there calculate: so many warps at most.
+_PRODUCTS, _BROUGHT, _BROUGHT_SINGLY, _WAITING, _WARPS = 128, 4, 2, 700, 16
+# Two blocks of large tiles have room with so many registers; unless operands come 4 bytes at a time: then a thread has twice as
+# many elements, and registers.
+_LARGE, _BLOCKS = 128 * 128, 2
+# Clocks of a kernel before the first tile has come and after the last, and of a round of blocks; elements that are stored in one;
+# bytes that come from memory in one, or go there; clocks to the work of the next kernel.
+_LATENCY, _ROUND, _STORED, _MEMORY, _NEXT = 3500, 1000, 10, 2400, 2400
+_LEAST, _MOST_SPLITS, _LEAST_SHARE = 16, 64, 8
+
+
+def exact_way(
+    shape: tuple[int, int, int, int], count: int, *, beside: int, even: bool, fetched: bool, splits: int | None
+) -> ExactWay:
+    """The way that takes the fewest clocks.
+
+    Args:
+        shape: of the product, `(batch, M, N, K)`.
+        count: of multiprocessors.
+        beside, even, fetched, splits: see `schedules.schedule_of`.
+    """
+    return exact_ways(shape, count, beside=beside, even=even, fetched=fetched, splits=splits)[0]
+
+
+def exact_ways(
+    shape: tuple[int, int, int, int], count: int, *, beside: int, even: bool, fetched: bool, splits: int | None
+) -> list[ExactWay]:
+    """All ways, each tile with the best number of parts: that which takes the fewest clocks comes first."""
+    best = []
+    for way in _ways(shape, beside, even, fetched):
+        dealt = [way._replace(parts=parts) for parts in ([splits] if splits else _parts(shape, count, way))]
+        best.append(min((each._replace(clocks=_clocks(shape, count, each)) for each in dealt), key=lambda each: each.clocks))
+    return sorted(best, key=lambda each: each.clocks)
+
+
+def fits_stages(bm: int, bn: int, bk: int, warps: int, k: int) -> bool:
+    """Whether tiles of exact products of float32 come to stages: if threads have much to do with them, in several steps."""
+    return warps >= _STAGED_WARPS and bm * bn >= _STAGED_LEAST and -(-k // bk) > FEW_STEPS
+
+
+def staged_blocks(bm: int, bn: int, warps: int) -> int | None:
+    """How many blocks with such tiles in stages a multiprocessor is to have; None leaves that to the compiler."""
+    return next((way.blocks for way in _STAGED if (warps, bm * bn) == (way.warps, way.rows * way.columns)), None)
+
+
+def _ways(shape: tuple[int, int, int, int], beside: int, even: bool, fetched: bool) -> Iterator[ExactWay]:
+    _, m, n, k = shape
+    if not beside:  # of each element, for which a thread has no registers left
+        yield from (way for way in _STAGED if fetched and fits_stages(*way[:4], k))
+        if not fetched and k > _LOADED_LARGE.depth:
+            yield _LOADED_LARGE
+    loaded = (way._replace(depth=min(way.depth, power(k))) for way in (_LOADED, *_cut(m, n, beside, even)))
+    yield from {way[:4]: way for way in loaded}.values()
+
+
+def _cut(m: int, n: int, beside: int, even: bool) -> Iterator[ExactWay]:
+    """Tiles that are cut down to the product."""
+    for rows, columns in _SIZES:
+        bm, bn = (max(_LEAST, min(size, power(extent))) for size, extent in ((rows, m), (columns, n)))
+        large = bm * bn >= _LARGE and not beside
+        for elements, share in _SHARES.items():
+            warps = max(1, min(8, bm * bn // (32 * elements)))
+            products = bm * bn * _DEPTH / _PRODUCTS
+            clocks = products / share + (bm + bn) / (_BROUGHT if even else _BROUGHT_SINGLY)
+            # One alone that has not a warp for each of the four schedulers.
+            alone = clocks * max(1, 4 / warps) + _WAITING
+            room, blocks = max(1, _WARPS // warps), _BLOCKS if large else None
+            yield ExactWay(
+                bm, bn, _DEPTH, warps if even or not large else 4, blocks, room, products / clocks, products / alone
+            )  # fmt: skip
+
+
+def _parts(shape: tuple[int, int, int, int], count: int, way: ExactWay) -> list[int]:
+    """Numbers of parts that give multiprocessors so many tiles each as there is room for, or fewer, or twice as many."""
+    batch, m, n, k = shape
+    tiles = max(1, batch * -(-m // way.rows) * -(-n // way.columns))
+    most = max(1, min(_MOST_SPLITS, -(-k // way.depth) // _LEAST_SHARE))
+    return sorted({1, *(max(1, min(most, each * count // tiles)) for each in range(1, 2 * way.room + 1))})
+
+
+def _clocks(shape: tuple[int, int, int, int], count: int, way: ExactWay) -> float:
+    batch, m, n, k = shape
+    steps = -(-k // way.depth)
+    share = -(-steps // min(way.parts, steps))
+    parts = -(-steps // share)
+    turns = -(-max(1, batch * -(-m // way.rows) * -(-n // way.columns) * parts) // count)
+    work = way.rows * way.columns * share * way.depth / _PRODUCTS
+
+    def together(blocks: int) -> float:
+        return max(blocks * work / way.reached, work / way.alone)
+
+    rounds, rest = divmod(turns, way.room)
+    clocks = rounds * together(way.room) + (together(rest) if rest else 0)
+    clocks += turns * way.rows * way.columns / _STORED + (rounds + (rest > 0)) * _ROUND
+    operands = 4 * batch * (m * k + k * n + m * n) / _MEMORY
+    after = _NEXT + 8 * batch * m * n * parts / _MEMORY if parts > 1 else 0  # they are written, and read
+    return float((clocks**4 + operands**4) ** 0.25 + _LATENCY + after)
