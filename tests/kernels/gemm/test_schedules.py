@@ -154,11 +154,11 @@ def test_other_warps_than_the_model_has_in_mind_get_one_tile():
         ((4096, 4096, 512), (128, 128), 4),
         ((4096, 4100, 512), (128, 128), 4),
         ((4096, 4099, 512), (128, 128), 4),
-        ((1000, 1000, 1000), (64, 64), 2),  # 64 tiles of 128 x 128 would leave half of the multiprocessors idle
+        ((1000, 1000, 1000), (64, 128), 4),  # 64 tiles of 128 x 128 would leave half of the multiprocessors idle
         ((2000, 2000, 500), (128, 128), 4),
         ((2176, 2048, 500), (64, 64), 2),  # 272 tiles of 128 x 128 would take a third round for 8 of them
         ((271, 14987, 15583), (64, 64), 2),
-        ((512, 1024, 512), (64, 64), 4),  # of which a multiprocessor has one: all four schedulers have a warp
+        ((512, 1024, 512), (64, 128), 4),  # in parts: of whole sums a multiprocessor would have one block of small tiles
         ((20, 4096, 512), (32, 64), 4),
         ((6, 5, 7), (16, 16), 1),
     ],

@@ -113,7 +113,7 @@ def _ways(shape: tuple[int, int, int, int], beside: int, even: bool, fetched: bo
         if not fetched and k > _LOADED_LARGE.depth:
             yield _LOADED_LARGE
     loaded = (way._replace(depth=min(way.depth, power(k))) for way in (_LOADED, *_cut(m, n, beside, even)))
-    yield from {way[:4]: way for way in loaded}.values()
+    yield from {way[:4]: way for way in loaded if not (fetched and fits_stages(*way[:4], k))}.values()
 
 
 def _cut(m: int, n: int, beside: int, even: bool) -> Iterator[ExactWay]:
