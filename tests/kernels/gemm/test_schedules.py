@@ -13,7 +13,7 @@ import pytest
 
 import tilekit as tk
 from tilekit import api, dtypes, kernels
-from tilekit.kernels._gemm import schedules
+from tilekit.kernels._gemm import exact, schedules
 from tilekit.kernels._gemm.stream_k import stream_k
 
 MULTIPROCESSORS = 132  # of an H200
@@ -156,8 +156,8 @@ def test_other_warps_than_the_model_has_in_mind_get_one_tile():
         ((4096, 4099, 512), (128, 128), 4),
         ((1000, 1000, 1000), (64, 128), 4),  # 64 tiles of 128 x 128 would leave half of the multiprocessors idle
         ((2000, 2000, 500), (128, 128), 4),
-        ((2176, 2048, 500), (64, 64), 2),  # 272 tiles of 128 x 128 would take a third round for 8 of them
-        ((271, 14987, 15583), (64, 64), 2),
+        ((2176, 2048, 500), (64, 128), 4),  # 272 tiles of 128 x 128 would take a third round for 8 of them
+        ((271, 14987, 15583), (64, 128), 4),
         ((512, 1024, 512), (64, 128), 4),  # in parts: of whole sums a multiprocessor would have one block of small tiles
         ((20, 4096, 512), (32, 64), 4),
         ((6, 5, 7), (16, 16), 1),
@@ -167,6 +167,42 @@ def test_other_warps_than_the_model_has_in_mind_get_one_tile():
 def test_tiles_of_exact_float32(shape, tile, warps):
     assert tile_of(*shape, tk.float32) == tile
     assert launch_of(*shape, tk.float32)._options.num_warps == warps
+
+
+def test_few_products_of_exact_float32_are_not_multiplied_by_zeros():
+    a, b = api.meta((21, 16384, 2), tk.float32), api.meta((21, 2, 128), tk.float32)
+    op = kernels.gemm(a, b)
+    op.consumed()
+    (launch,) = op.parts()
+    assert dict(launch._options.generics)["BK"] == 4
+    launch.consumed()
+    kernel = launch.compile(target="sm_90a")
+    assert kernel.local_bytes == 0
+    assert set(re.findall(r"STG[.\w]*", kernel.sass)) == {"STG.E.128"}
+
+
+@pytest.mark.parametrize("extra", [0, 3], ids=["aligned", "words"])
+@pytest.mark.parametrize("way", exact._STAGED, ids=lambda way: f"{way.rows}x{way.columns}")
+def test_blocks_of_exact_float32_have_room(way, extra):
+    """As many as the model says, and what multiplies does not spill; what copies words may keep some of it in memory."""
+    a, b = api.meta((4096 + extra, 4096 + extra), tk.float32), api.meta((4096 + extra, 4096 + extra), tk.float32).T
+    op = kernels.gemm(a, b, tile=way[:3], num_warps=way.warps)
+    op.consumed()
+    (launch,) = op.parts()
+    launch.consumed()
+    explained = launch.explain("sm_90a")
+    assert [ring.stages for ring in explained.pipelines] == [4]
+    assert explained.blocks_per_multiprocessor == way.room
+    assert explained.compiled.spilled_bytes <= (64 if extra and way.rows == way.columns else 0)
+
+
+def test_sums_of_exact_float32_are_split_where_there_are_few_tiles():
+    few, many = (
+        exact.exact_way(shape, MULTIPROCESSORS, beside=0, even=True, fetched=True, splits=None)
+        for shape in ((1, 512, 512, 16384), (1, 8192, 8192, 1024))
+    )
+    assert few.parts > 2 and many.parts == 1
+    assert exact.exact_way((1, 512, 512, 16384), MULTIPROCESSORS, beside=0, even=True, fetched=True, splits=3).parts == 3
 
 
 def test_tiles_of_batches_of_exact_float32():

@@ -55,11 +55,11 @@ _STAGED = (
 )
 _STAGED_WARPS, _STAGED_LEAST = 4, 64 * 128  # warps, and elements of tiles that come so
 # Tiles that are loaded as the loop goes: 8 x 8 elements of a thread.
-_LOADED = ExactWay(64, 64, 32, 2, None, 6, 0.76, 0.27)
+_LOADED = ExactWay(64, 64, 32, 2, None, 6, 0.74, 0.26)
 _LOADED_LARGE = ExactWay(128, 128, 32, 4, None, 2, 0.80, 0.50)
 # Others, which are cut down to the product: what threads reach by the elements that they have. With 8 x 8 of them one reads an
 # operand from shared memory for each 8 products, with 4 x 4 for 4: shared memory gives a warp 128 bytes a clock.
-_SIZES, _DEPTH, _SHARES = ((128, 128), (128, 64), (64, 128), (64, 64)), 16, {64: 0.80, 32: 0.65, 16: 0.42}
+_SIZES, _DEPTH, _SHARES = ((128, 128), (128, 64), (64, 128), (64, 64)), 16, {64: 0.77, 32: 0.65, 16: 0.42}
 # Multiply-adds in a clock; rows and columns of operands that come to shared memory in one, also if not 16 bytes at a time; clocks
 # that a block waits for its operands, while others that are there calculate: so many warps at most.
 _PRODUCTS, _BROUGHT, _BROUGHT_SINGLY, _WAITING, _WARPS = 128, 4, 2, 700, 16
@@ -69,7 +69,7 @@ _LARGE, _BLOCKS = 128 * 128, 2
 # Clocks of a kernel before the first tile has come and after the last, and of a round of blocks; elements that are stored in one;
 # bytes that come from memory in one, or go there; clocks to the work of the next kernel.
 _LATENCY, _ROUND, _STORED, _MEMORY, _NEXT = 3500, 1000, 10, 2400, 2400
-_LEAST, _MOST_SPLITS, _LEAST_SHARE = 16, 64, 8
+_LEAST, _FEW, _MOST_SPLITS, _LEAST_SHARE = 16, 4, 64, 8
 
 
 def exact_way(
@@ -112,7 +112,9 @@ def _ways(shape: tuple[int, int, int, int], beside: int, even: bool, fetched: bo
         yield from (way for way in _STAGED if fetched and fits_stages(*way[:4], k))
         if not fetched and k > _LOADED_LARGE.depth:
             yield _LOADED_LARGE
-    loaded = (way._replace(depth=min(way.depth, power(k))) for way in (_LOADED, *_cut(m, n, beside, even)))
+    # Of so few products for what is stored, none is to be by zeros. (Each depth is another kernel to compile.)
+    few = {"depth": _FEW} if k <= _FEW else {}
+    loaded = (way._replace(**few) for way in (_LOADED, *_cut(m, n, beside, even)))
     yield from {way[:4]: way for way in loaded if not (fetched and fits_stages(*way[:4], k))}.values()
 
 
@@ -137,8 +139,8 @@ def _parts(shape: tuple[int, int, int, int], count: int, way: ExactWay) -> list[
     """Numbers of parts that give multiprocessors so many tiles each as there is room for, or fewer, or twice as many."""
     batch, m, n, k = shape
     tiles = max(1, batch * -(-m // way.rows) * -(-n // way.columns))
-    most = max(1, min(_MOST_SPLITS, -(-k // way.depth) // _LEAST_SHARE))
-    return sorted({1, *(max(1, min(most, each * count // tiles)) for each in range(1, 2 * way.room + 1))})
+    limit = max(1, min(_MOST_SPLITS, -(-k // way.depth) // _LEAST_SHARE))
+    return sorted({1, *(max(1, min(limit, each * count // tiles)) for each in range(1, 2 * way.room + 1))})
 
 
 def _clocks(shape: tuple[int, int, int, int], count: int, way: ExactWay) -> float:

@@ -5,8 +5,8 @@ add so many elements, and wait so long in each step; so many bytes come from the
 them; and so many from memory. These go on at the same time, and delay each other the more, the more alike they are (the norm of
 order 4); what comes before and after the loop is not hidden. The numbers are an H200's: fitted to 218 random products, each with
 all tiles and numbers of parts, of which the choices by the model are 1.9 % slower than the best ones. Elsewhere, and for operands
-that no ring of stages takes, tiles follow from the dtype; those of exact products of float32 from which multiprocessor has most
-to do.
+that no ring of stages takes, tiles follow from the dtype; those of exact products of float32 have a model of their own
+(`exact`).
 """
 
 from __future__ import annotations
@@ -207,8 +207,8 @@ def _schedule(
         bk = _STAGED_BYTES // itemsize
         bm, bn, warps, parts, clocks = _cheapest(shape, count, itemsize, summed, beside, splits, abreast, turned, lines, clusters)
     elif itemsize == 4 and not tf32 and not copied:
-        given = splits if isinstance(splits, int) else 1 if splits else None
-        way = exact_way(shape, count, beside=beside, even=even, fetched=fetched, splits=given)
+        fixed = splits if isinstance(splits, int) else 1 if splits else None
+        way = exact_way(shape, count, beside=beside, even=even, fetched=fetched, splits=fixed)
         bm, bn, bk, warps, occupancy = way[:5]
         parts, clocks = splits or way.parts, way.clocks
     else:
