@@ -196,6 +196,15 @@ def test_blocks_of_exact_float32_have_room(way, extra):
     assert explained.compiled.spilled_bytes <= (64 if extra and way.rows == way.columns else 0)
 
 
+def test_exact_float32_with_another_matrix_beside_it_has_smaller_tiles():
+    """For its elements a thread has registers only where it has 64 of the result."""
+    alone, beside = (
+        exact.exact_way((1, 8192, 8192, 1024), MULTIPROCESSORS, beside=nbytes, even=True, fetched=True, splits=None)
+        for nbytes in (0, 4)
+    )
+    assert (alone[:2], sorted(beside[:2])) == ((128, 128), [64, 128])
+
+
 def test_sums_of_exact_float32_are_split_where_there_are_few_tiles():
     few, many = (
         exact.exact_way(shape, MULTIPROCESSORS, beside=0, even=True, fetched=True, splits=None)

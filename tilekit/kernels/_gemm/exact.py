@@ -108,10 +108,11 @@ def staged_blocks(bm: int, bn: int, warps: int) -> int | None:
 
 def _ways(shape: tuple[int, int, int, int], beside: int, even: bool, fetched: bool) -> Iterator[ExactWay]:
     _, m, n, k = shape
-    if not beside:  # of each element, for which a thread has no registers left
-        yield from (way for way in _STAGED if fetched and fits_stages(*way[:4], k))
-        if not fetched and k > _LOADED_LARGE.depth:
-            yield _LOADED_LARGE
+    # With an element of other matrices for each of its own, a thread has no registers for large tiles.
+    staged = (way for way in _STAGED if fetched and fits_stages(*way[:4], k))
+    yield from (way for way in staged if not beside or way.rows * way.columns < _LARGE)
+    if not (fetched or beside) and k > _LOADED_LARGE.depth:
+        yield _LOADED_LARGE
     # Of so few products for what is stored, none is to be by zeros. (Each depth is another kernel to compile.)
     few = {"depth": _FEW} if k <= _FEW else {}
     loaded = (way._replace(**few) for way in (_LOADED, *_cut(m, n, beside, even)))
