@@ -297,7 +297,7 @@ def _with_rings(
                 continue
             if (occupancy or 1) > 1 and kernel.spilled_bytes:
                 if may_deal and not tried.deals:
-                    tried = state(tried.rooms, tried.kept, apart=tried.apart, deals=True)
+                    tried = state(tried.rooms, tried.kept, apart=tried.apart, deals=True, spare=tried.spare)
                     continue
                 # Those who copy words for sums by threads may spill what they need once in a turn: it is not they who are late.
                 if tried.deals and tried.summed and kernel.spilled_bytes <= _FEW_SPILLS:
@@ -306,7 +306,8 @@ def _with_rings(
                     raise Unfit(f"with warps that load, too, registers of {occupancy} blocks on a multiprocessor spill")
             if 0 < kernel.spilled_bytes <= _FEW_SPILLS and not tried.spare and may_deal:
                 # Perhaps it is those who load that spill, since it takes much to find out which tiles come.
-                tried, spilling = state(tried.rooms, tried.kept, apart=tried.apart, spare=_SPARE), (kernel, compilation)
+                spilling = kernel, compilation
+                tried = state(tried.rooms, tried.kept, apart=tried.apart, deals=tried.deals, spare=_SPARE)
                 continue
             if spilling is not None and spilling[0].spilled_bytes <= kernel.spilled_bytes:
                 return spilling

@@ -74,6 +74,16 @@ def test_epilogues_of_few_rows(device):
     assert np.allclose(y, 0.5 * a.astype(np.float64) @ b + 2 * c + bias, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize(("m", "n", "k"), [(72, 2056, 4648), (3008, 136, 4560), (171, 1024, 2056)])
+@pytest.mark.parametrize("layout", ["NN", "TT"])
+def test_parts_of_tall_tiles(device, m, n, k, layout):
+    """On a GPU sums are taken in parts, of 80 or 192 columns next to each other, also of the transpose."""
+    a, b, c = operand((m, k), np.float16), operand((k, n), np.float16), operand((m, n), np.float16)
+    y = kernels.gemm(laid(a, layout[0] == "T"), laid(b, layout[1] == "T"), api.from_host(c), alpha=0.5, beta=2).to_host().sync()
+    expected = 0.5 * (a.astype(np.float32) @ b.astype(np.float32)) + 2 * c.astype(np.float32)
+    assert np.abs(y - expected).max() <= 2e-3 * np.abs(expected).max()
+
+
 # ------------------------------------------------------------------------------------------------------------------------ kernels
 
 

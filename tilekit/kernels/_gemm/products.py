@@ -501,7 +501,7 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
         if staged and not (tile or aligned(a, b)) and (-(-k * a.itemsize // LINES) <= FEW_STEPS or min(m, n) <= FEW_ROWS):
             staged = False  # by copies of 4 or 8 bytes, for little work: loaded as the loop goes they take 0.6 to 1 of the time
 
-        def scheduled(turned, splits=splits):
+        def scheduled(turned):
             return schedule_of(
                 a, (batch, *((n, m) if turned else (m, n)), k or _LEAST), staged=staged or otherwise, copied=copied,
                 even=aligned(a, b), cpu=cpu, lines=pitched(a, b, to=LINES), tf32=a.dtype == dtypes.float32 and not exact,
@@ -514,10 +514,8 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
         either = staged and epilogue is None and tile is None and not cpu
         turned = otherwise or (either and m <= FEW_ROWS < n)
         schedule = scheduled(turned)
-        if otherwise and schedule.stream is not None:
-            schedule = scheduled(True, 1)
         if either and min(m, n) > FEW_ROWS and (other := scheduled(True)).clocks < _TURNED * schedule.clocks:
-            schedule, turned = (other, True) if other.splits == 1 and other.stream is None else (schedule, False)
+            schedule, turned = (other, True) if other.stream is None else (schedule, False)
         ahead = fetched and fits_stages(schedule.rows, schedule.columns, schedule.depth, schedule.num_warps, k)
         return schedule, turned, staged or copied or otherwise or ahead
 

@@ -253,7 +253,8 @@ def _cheapest(
     steps = -(-k * itemsize // _STAGED_BYTES)
     best = math.inf
     chosen: tuple[int, int, int, int | str] = (128, 128, 8, 1)
-    more = [(rows, columns, warps) for columns in abreast if columns < n for rows, warps in ((128, 8), (64, 4))]
+    fitting = [columns for columns in abreast if columns_of(columns)[0] < n]  # else the second tile has none
+    more = [(rows, columns, warps) for columns in fitting for rows, warps in ((128, 8), (64, 4))]
     for bm, bn, warps in (*_STAGED, *more):
         odd = bn in abreast
         if (beside >= _BESIDE and bm * bn > _LARGE) or (odd and splits == "stream"):
