@@ -18,6 +18,7 @@ from tilekit.compiler.codegen.windows import Padding, cut_of
 from tilekit.compiler.facts import TensorFacts, divisor
 from tilekit.compiler.layouts.linear import Config
 from tilekit.compiler.nvidia import stage_copies as copies
+from tilekit.compiler.nvidia.multibuffer import Way
 from tilekit.compiler.nvidia.staged import StagedType
 
 WARPS, BEGIN, STAGE = 4, 4096, 2048
@@ -107,13 +108,13 @@ def test_copies(monkeypatch, dtype, extents, shape, pitch, first, index, produce
         _, _, turns = copies.dealt(lies, nbytes, producers)
         block = Copying(producers, turns, memory)
         emulate(monkeypatch, [access, copies, relayout])
-        monkeypatch.setattr(copies, "the_pipelines", lambda: SimpleNamespace(producers=producers))
+        monkeypatch.setattr(copies, "the_pipelines", lambda: SimpleNamespace(producers=producers, summed=False))
         monkeypatch.setattr(copies, "asm", lambda block, text, letters, result, args, **_: block.copy(text, args))
         loop = contextmanager(lambda builder, count, intp: iter([SimpleNamespace(index=Value(i32, builder.turn))]))
         monkeypatch.setattr(copies, "cgutils", SimpleNamespace(for_range=loop))
         value = [Value(i64, BEGIN + first * size), *(Value(i32, n) for n in extents), Value(i64, pitch)]
         at = [Value(i32, n) for n in index]
-        copies._copy(block, TileRowType(grid, ()), Fragment([Fragment(value)]), lies, nbytes, Value(i32, STAGE), at)
+        copies._copy(block, TileRowType(grid, ()), Fragment([Fragment(value)]), lies, Way(None, nbytes), Value(i32, STAGE), at)
     wanted = np.zeros(shape, np.int64)
     corner = [n * step for n, step in zip(index, shape, strict=True)]
     there = rows[corner[0] : corner[0] + shape[0], corner[1] : corner[1] + shape[1]]

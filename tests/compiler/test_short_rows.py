@@ -308,6 +308,15 @@ def test_sums_of_products_with_more_columns_and_fewer(device, turned):
     check(c, wanted)
 
 
+def test_products_of_other_columns_wait():
+    """Two under way that add to the same registers have as many columns: machine code in which they overlap is refused."""
+    a, b, d = (api.meta(shape, tk.bfloat16) for shape in ((128, 512), (512, 72), (512, 128)))
+    c = api.meta((128, 128), tk.float32)
+    compiled = narrow_then_wide(c.scattered(), a, b, d).generics(BM=128, BN=128, BK=64).grid((1, 1, 1)).compile(target="sm_90a")
+    first, second = (compiled.ptx.index(f"m64n{columns}k16") for columns in (72, 128))
+    assert "wgmma.wait_group.sync.aligned 0;" in compiled.ptx[min(first, second) : max(first, second)]
+
+
 def test_a_launch_with_other_rows_is_another_specialisation(device):
     a = numbers(128, 256)
     x = api.from_host(a).on(device).sync()

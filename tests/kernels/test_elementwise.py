@@ -121,7 +121,7 @@ def meta_with_gaps(rows, columns, gap, dtype):
     return api.meta((rows, columns + gap), dtype)[:, :columns]
 
 
-@pytest.mark.parametrize(("dtype", "gap", "bits"), [("float16", 4, {64, 128}), ("float16", 8, {128}), ("float32", 2, {64, 128})])
+@pytest.mark.parametrize(("dtype", "gap", "bits"), [("float16", 4, {64}), ("float16", 8, {128}), ("float32", 2, {64})])
 def test_rows_with_gaps_are_read_as_they_lie(dtype, gap, bits):
     op = kernels.swiglu_backward(*(meta_with_gaps(16384, 1024, gap, dtype) for _ in range(3)))
     (launch,) = op.parts()

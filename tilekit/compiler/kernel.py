@@ -45,10 +45,11 @@ def choose_config(
 
 
 _LINE, _LANES = 128, 32  # bytes that come from the L1 cache at a time
+_ASKED = 0.5  # of the time of a line, that an instruction takes besides
 
 
 def _shared_by(vec: int, accesses: Sequence[tuple[TensorFacts, tuple[int, ...]]]) -> int:
-    """The vector width, up to `vec`, for which a kernel's accesses take the fewest lines of the cache.
+    """The vector width, up to `vec`, for which a kernel's accesses take the least: lines of the cache, and instructions.
 
     Where some rows are aligned and others begin anywhere, the latter are read an element at a time, and those of neighbouring
     lanes are apart by a vector: as few bytes as four are no loss to the former, for a warp then has a line at a time.
@@ -62,15 +63,15 @@ def _shared_by(vec: int, accesses: Sequence[tuple[TensorFacts, tuple[int, ...]]]
     if all(not aligned or aligned >= vec for *_, aligned in tensors):
         return vec
 
-    def lines(vec: int) -> float:
+    def cost(vec: int) -> float:
         total = 0.0
         for number, itemsize, aligned in tensors:
             at_once = min(vec, ACCESS_BYTES // itemsize, aligned or vec)
             apart = min(_LANES, max(1, _LANES * vec * itemsize // _LINE))
-            total += number * vec // at_once * apart / (_LANES * vec)
+            total += number * vec // at_once * (apart + _ASKED) / (_LANES * vec)
         return total
 
-    return min((vec >> bit for bit in range(vec.bit_length())), key=lines)
+    return min((vec >> bit for bit in range(vec.bit_length())), key=cost)
 
 
 def _aligned(tensor: TensorFacts) -> int:

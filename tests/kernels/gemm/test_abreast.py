@@ -97,7 +97,7 @@ def dealt_out_as_on_a_gpu(monkeypatch):
 
 @pytest.mark.parametrize("added", [False, True], ids=["alone", "added to c"])
 @pytest.mark.parametrize("layouts", ["NN", "NT", "TN", "TT"])
-@pytest.mark.parametrize("shape", [(4, 12, 600, 136), (4, 384, 512, 136)], ids=["few rows", "many"])
+@pytest.mark.parametrize("shape", [(4, 16, 600, 136), (4, 384, 512, 136)], ids=["few rows", "many"])
 def test_batches_that_are_turned(device, monkeypatch, shape, layouts, added):
     """The transpose of each product is computed, on the CPU device, too, where that is dealt out to like a GPU."""
     dealt_out_as_on_a_gpu(monkeypatch)
@@ -202,7 +202,7 @@ def test_none_are_chosen_in_place(device, monkeypatch, stack, operand):
     """No analysis sees that blocks read of two tiles what they write themselves."""
     dealt_out_as_on_a_gpu(monkeypatch)
     monkeypatch.setattr(schedules, "_TWO", 0.1)  # whether or not they are best
-    a, b, c = (normal(shape, np.float16, seed) for seed, shape in enumerate([(*stack, 130, 72), (72, 330), (*stack, 130, 330)]))
+    a, b, c = (normal(shape, np.float16, seed) for seed, shape in enumerate([(*stack, 130, 72), (72, 336), (*stack, 130, 336)]))
     for in_place in (True, False):
         other = f(c).sync()
         more = {"epilogue": epilogues.residual, "operands": (other,)} if operand else {"c": other}

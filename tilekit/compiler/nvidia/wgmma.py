@@ -313,15 +313,20 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
         TileType(wide, layout.reshape(materialized(ty).shape), tile.config)
         for layout, ty in zip(shape.layouts, sums, strict=True)
     ]
-    before = [ty.columns if isinstance(ty, PendingType) else 0 for ty in sums]
-    results = done
-    if not promoted:
-        pairs = zip(done, before, wide_parts, strict=True)
-        results = [PendingType(ty, max(under_way, min(part, shape.present))) for ty, under_way, part in pairs]
+    results = done if promoted else [PendingType(ty, min(n, shape.present)) for ty, n in zip(done, wide_parts, strict=True)]
 
     def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value | None) -> ir.Value:
         assert z is not None, "there is an accumulator"
         state = current().pipelines
+        total = []
+        held_sums = [z] if acc is sums[0] else split(builder, z)
+        for ty, result, layout, each in zip(sums, results, shape.layouts, held_sums, strict=True):
+            # Products that add to the same registers need not wait for each other if they have as many columns (PTX ISA).
+            if ty == result and isinstance(ty, PendingType):
+                total += unpack(builder, each)
+            else:
+                begun = unpack(builder, materialize(builder, ty, each))
+                total += in_layout(builder, _matrix(materialized(ty)), begun, layout)
         computed, waits = None, False
         if fragments is not None and (not isinstance(a, OperandType) or a.renewed):
             turn = own_turn(the_pipelines())
@@ -339,14 +344,6 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
             lies_in = f"R{lies.ring}"
         if state is not None and not promoted:
             state.products.append(Asked(own_line(), isinstance(a, OperandType) and a.renewed, computed))
-        total = []
-        held_sums = [z] if acc is sums[0] else split(builder, z)
-        for ty, done_type, layout, each in zip(sums, done, shape.layouts, held_sums, strict=True):
-            if isinstance(ty, PendingType) and ty.materialized == done_type:
-                total += unpack(builder, each)
-            else:
-                begun = unpack(builder, materialize(builder, ty, each))
-                total += in_layout(builder, _matrix(materialized(ty)), begun, layout)
         group = builder.lshr(special_register(builder, "tid.x"), integer(32, 7))
         beside = None
         if shape.down < warps // WARPS_OF_GROUP:

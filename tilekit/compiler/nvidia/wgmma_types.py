@@ -104,7 +104,7 @@ def _pending(context: Any, builder: ir.IRBuilder, source: TileType, target: Pend
 @registry.lower_cast(PendingType, PendingType)
 def _more(context: Any, builder: ir.IRBuilder, source: PendingType, target: PendingType, value: ir.Value) -> ir.Value:
     assert source.columns <= target.columns, "PendingType.can_convert_to"
-    return value
+    return source.materialize(builder, value)  # products with more columns may be added to it
 
 
 class AbreastType(types.Type):

@@ -5,7 +5,8 @@ columns of `b`, 16 bytes at a time. Neighbours along `k` would do as well for th
 in two banks, by whether their number is even, and so all of a `k` would be in one, which is read once in a clock.
 
 Legal always: where a tile lies in a stage changes no element. A tile whose `k` is the dimension without gaps is transposed on its
-way, which costs those that load more copies; so it is asked for only where all that reads the tile are such products.
+way, which costs those that load more copies; so it is asked for only where all that reads the tile are such products, and each of
+its elements is read many times.
 """
 
 from __future__ import annotations
@@ -41,12 +42,13 @@ def _by(reader: Operation, tile: Value, body: Region) -> int:
         return 0
     operands = product.a, product.b
     single = all(isinstance(x, Value) and isinstance(x.type, TileType) and x.type.dtype == dtypes.float32 for x in operands)
-    if not single or product.a is product.b:
+    if not single or product.a is product.b or min(product.a.type.shape[-2], product.b.type.shape[-1]) < _LEAST:
         return 0
     return -1 if product.a is tile else -2
 
 
 _EXACT = Constant("ieee")
+_LEAST = 64  # rows and columns of a product that takes so long that more copies are no matter
 
 
 def _matrix(tile: Value) -> tuple[int, ...] | None:

@@ -29,7 +29,7 @@ BM, BN = tk.generics("BM BN")
 _ROUND, _STEP, _NEXT, _BYTES, _CLOCKS = 1.0, 0.6, 3.0, 2.5e6, 1700
 # Where both operands are copied to shared memory 4 or 8 bytes at a time, a product takes so many times as long.
 _COPIED = 1.5
-_WORTH = 0.9
+_WORTH = 0.8
 _TILE, _WARPS = (64, 64), 4
 
 
