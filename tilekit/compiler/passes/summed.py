@@ -41,8 +41,9 @@ def _by(reader: Operation, tile: Value, body: Region) -> int:
     if product is None or product.total is tile or product.options.get("precision", _EXACT) != _EXACT:
         return 0
     operands = product.a, product.b
-    single = all(isinstance(x, Value) and isinstance(x.type, TileType) and x.type.dtype == dtypes.float32 for x in operands)
-    if not single or product.a is product.b or min(product.a.type.shape[-2], product.b.type.shape[-1]) < _LEAST:
+    types = [x.type for x in operands if isinstance(x, Value)]
+    matrices = [type_ for type_ in types if isinstance(type_, TileType) and type_.dtype == dtypes.float32]
+    if len(matrices) < 2 or product.a is product.b or min(matrices[0].shape[-2], matrices[1].shape[-1]) < _LEAST:
         return 0
     return -1 if product.a is tile else -2
 

@@ -49,6 +49,10 @@ _STREAMED = 128 << 20
 # Tiles for operands in stages of shared memory: rows, columns, warps. Each warpgroup has 64 rows, or more.
 _STAGED = ((128, 256, 8), (128, 128, 8), (64, 256, 4), (64, 128, 4), (128, 64, 8), (64, 64, 4))
 _STAGED_BYTES = 128  # along K: what one swizzle covers
+# Of few rows, whose operands are what takes time, a tile with two swizzles along K: 256 bytes of a row at a time come from memory
+# sooner than twice 128. (49 x 10240 x 8192: 45 us, with one 56; 38 x 8192 x 8192: 40, 47; but 70 x 8192 x 28672, with two tiles
+# below each other: 198, with tiles of 128 rows 152.)
+_DEEP, _DEEP_LEAST, _DEEP_GAIN = (64, 128, 4, 2), 8, 1.25
 # Of a product with so few rows, the transpose is taken, with so many of its rows (see `products`) in a tile.
 FEW_ROWS = 32
 _FEW_STAGED, _FEW_BYTES = 64, 512  # rows, and bytes along K: as many blocks as there are, each with much on its way to it
@@ -204,8 +208,10 @@ def _schedule(
         bm, bn, bk, warps = _FEW_STAGED, max(_LEAST, power(n)), _FEW_BYTES // itemsize, 4
         parts = splits or max(1, min(_MOST_SPLITS, -(-k // bk), count // max(1, batch * -(-m // bm))))
     elif staged:
-        bk = _STAGED_BYTES // itemsize
-        bm, bn, warps, parts, clocks = _cheapest(shape, count, itemsize, summed, beside, splits, abreast, turned, lines, clusters)
+        bm, bn, warps, deep, parts, clocks = _cheapest(
+            shape, count, itemsize, summed, beside, splits, abreast, turned, lines, clusters
+        )  # fmt: skip
+        bk = deep * _STAGED_BYTES // itemsize
     elif itemsize == 4 and not tf32 and not copied:
         fixed = splits if isinstance(splits, int) else 1 if splits else None
         way = exact_way(shape, count, beside=beside, even=even, fetched=fetched, splits=fixed)
@@ -247,39 +253,46 @@ def _held(count: int, warps: int) -> int:
 def _cheapest(
     shape: tuple[int, int, int, int], count: int, itemsize: int, summed: bool, beside: int, splits: int | str | None,
     abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True, clusters: bool = True,
-) -> tuple[int, int, int, int | str, float]:  # fmt: skip
-    """The tile, the warps and the parts, or "stream", for operands that come in stages; and the clocks that these take."""
+) -> tuple[int, int, int, int, int | str, float]:  # fmt: skip
+    """For operands that come in stages the tile, the warps, how many swizzles it is deep, and the parts, or "stream"; and the
+    clocks that these take.
+    """
     batch, m, n, k = shape
-    steps = -(-k * itemsize // _STAGED_BYTES)
     best = math.inf
-    chosen: tuple[int, int, int, int | str] = (128, 128, 8, 1)
+    chosen: tuple[int, int, int, int, int | str] = (128, 128, 8, 1, 1)
     fitting = [columns for columns in abreast if columns_of(columns)[0] < n]  # else the second tile has none
-    more = [(rows, columns, warps) for columns in fitting for rows, warps in ((128, 8), (64, 4))]
-    for bm, bn, warps in (*_STAGED, *more):
+    more = [(rows, columns, warps, 1) for columns in fitting for rows, warps in ((128, 8), (64, 4))]
+    deeper = [_DEEP] if m <= _DEEP[0] and itemsize == 2 and k * itemsize >= _DEEP_LEAST * _STAGED_BYTES else []
+    for bm, bn, warps, deep in (*((*each, 1) for each in _STAGED), *more, *deeper):
         odd = bn in abreast
         if (beside >= _BESIDE and bm * bn > _LARGE) or (odd and splits == "stream"):
             continue
+        steps = -(-k * itemsize // (deep * _STAGED_BYTES))
         tiles = max(1, batch * -(-m // bm) * -(-n // bn))
         limit = min(_MOST_SPLITS, steps, max(1, 2 * count // tiles))
         ways: list[int | str] = list(range(1, limit + 1)) if splits is None else [1 if splits == "stream" else splits]
-        stream = stream_k(-(-m // bm), -(-n // bn), steps, _held(count, warps)) if batch == 1 and clusters and not odd else None
+        stream = (
+            stream_k(-(-m // bm), -(-n // bn), steps, _held(count, warps))
+            if batch == 1 and clusters and not odd and deep == 1
+            else None
+        )
         # Of tiles that are too few from the start, the sums are split, as long as nobody says otherwise.
         near = itemsize * (m * k + k * n) <= _STREAMED
         if stream is not None and (splits == "stream" or (splits is None and stream.top and near)):
             ways = ["stream"] if splits else [*ways, "stream"]
         for parts in ways:
             dealt = stream if parts == "stream" else parts
-            clocks = _clocks(shape, count, itemsize, summed, (bm, bn, warps), dealt, turned, lines, clusters)
+            clocks = _clocks(shape, count, itemsize, summed, (bm, bn, warps), dealt, turned, lines, clusters, deep)
             if odd:
                 clocks *= _TWO
             if clocks < best:
-                best, chosen = clocks, (bm, bn, warps, parts)
+                best, chosen = clocks, (bm, bn, warps, deep, parts)
     return *chosen, best
 
 
 def _clocks(
     shape: tuple[int, int, int, int], count: int, itemsize: int, summed: bool, tile: tuple[int, int, int],
-    parts: Any, turned: bool, lines: bool, clusters: bool = True,
+    parts: Any, turned: bool, lines: bool, clusters: bool = True, deep: int = 1,
 ) -> float:  # fmt: skip
     """How long a product takes with a tile of so many rows, columns and warps, by the model.
 
@@ -289,16 +302,18 @@ def _clocks(
         itemsize: of the operands.
         tile: rows, columns, warps.
         parts: that sums are taken in, or how the last tiles are dealt out.
+        deep: how many swizzles a tile has along K.
     """
     batch, m, n, k = shape
     bm, bn, warps = tile
-    steps, each = -(-k * itemsize // _STAGED_BYTES), _held(count, warps) // count
+    span = deep * _STAGED_BYTES
+    steps, each = -(-k * itemsize // span), 1 if deep > 1 else _held(count, warps) // count
     tiles = max(1, batch * -(-m // bm) * -(-n // bn))
-    products = bm * bn * _STAGED_BYTES / _PRODUCTS
+    products = bm * bn * span / _PRODUCTS
     rows = parts.top if isinstance(parts, StreamK) else -(-m // bm)
     together = _together(bm, bn, warps) and tiles > _held(count, warps) and rows % _CLUSTER[0] == 0
     together = together and clusters and columns_of(bn) is None
-    fetched = (bm + (bn // 2 if together else bn)) * _STAGED_BYTES
+    fetched = (bm + (bn // 2 if together else bn)) * span
 
     def step(blocks: int) -> float:
         """Of the blocks of a multiprocessor."""
@@ -322,7 +337,7 @@ def _clocks(
         stored, clocks = turns_of(tiles * parts)
         loop, mine, all_of_them = clocks * share, stored * share, tiles * parts * share
         after = _NEXT + 8 * batch * m * n * parts / _MEMORY if parts > 1 else 0  # they are written, and read
-    operands = itemsize * batch * (m * k + k * n) / _MEMORY
+    operands = itemsize * batch * (m * k + k * n) / (_MEMORY * (_DEEP_GAIN if deep > 1 else 1.0))
     cached = all_of_them * fetched / (_CACHED if lines else _ACROSS)
     hidden = math.hypot(*(clocks**2 for clocks in (loop, mine * fetched / _FETCHED, cached, operands))) ** 0.5
     return hidden + stored * bm * bn / (_STORED / 2 if turned else _STORED) + _LATENCY + after
