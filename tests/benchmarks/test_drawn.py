@@ -195,7 +195,7 @@ def test_rows_are_measured_by_their_own_size():
 
 
 @pytest.mark.parametrize("seed", [3, 5])
-def test_gradients_are_those_of_the_rounded_result(seed):
+def test_gradients_are_those_of_the_rounded_result(cpu, seed):
     """Of a long sequence with a causal mask: the first rows are large, and sensitive to the rounding of the result."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     case = replace(

@@ -44,11 +44,6 @@ _PIPELINES = {
     "test_blocks_of_a_cluster_load_a_part_each": 1,
     "test_results_get_their_wide_stores_by_shuffles": 2,
     "test_two_products_in_a_row_have_all_stages_each": 2,
-    "test_columns_that_no_row_has_are_not_computed": "^(72|96)$",
-    "test_steps_in_which_both_operands_are_zeros_are_left_out": r"^(40-40|24-48|24-64)",
-    "test_operands_of_bytes": "^(int8-40|float8_e4m3fn-168|40-2-int8|168-6-float8)",
-    "test_attention_leaves_out_what_heads_do_not_have": "^96$",
-    "test_gradients_of_attention_leave_it_out": "^80$",
 }
 _OF_OTHER_TYPES = {
     "test_products_follow_each_other": "^(e4m3, e5m2-persistent|int8, uint8-of_turned_tiles|tf32-persistent)$",
@@ -168,6 +163,13 @@ FAMILIES: dict[str, int | str | None] = {
         "compiler/test_unaligned": {"test_ready_made_kernels_on_rows": 14},
         "compiler/test_ptxas_defects": {"test_negatives_of_bytes": 6},
         "compiler/test_pipelined_code": _PIPELINES,
+        "compiler/test_short_rows": {
+            "test_columns_that_no_row_has_are_not_computed": "^(72|96)$",
+            "test_steps_in_which_both_operands_are_zeros_are_left_out": r"^(40-40|24-48|24-64)",
+            "test_operands_of_bytes": "^(int8-40|float8_e4m3fn-168|40-2-int8|168-6-float8)",
+            "test_attention_leaves_out_what_heads_do_not_have": "^96$",
+            "test_gradients_of_attention_leave_it_out": "^80$",
+        },
         # Many texts of one kernel, each compiled; that passes make the same of them is looked at for all.
         "compiler/test_spellings": {
             "test_spellings_are_the_same_machine_code": 2,

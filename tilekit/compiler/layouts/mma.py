@@ -245,7 +245,7 @@ def _parts(shape: Vector, num_warps: int, itemsize: int) -> _Parts:
     rows, columns = rank - 2, rank - 1
     near_columns = max(0, min(near, left[columns] - _COLUMN_LANES - 1))
     # Lanes that hold 16 bytes next to each other write whole sectors of 32 bytes at once.
-    beside = alone and left[columns] > _COLUMN_LANES
+    beside = alone and near_columns == _NEIGHBOURS
     column_lanes = vectors(columns, near_columns + (not beside), _COLUMN_LANES)
     near_rows = max(0, min(near, left[rows] - _ROW_LANES))
     row_lanes = vectors(rows, near_rows, _ROW_LANES)

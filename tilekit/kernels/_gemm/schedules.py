@@ -262,7 +262,7 @@ def _cheapest(
     chosen: tuple[int, int, int, int, int | str] = (128, 128, 8, 1, 1)
     fitting = [columns for columns in abreast if columns_of(columns)[0] < n]  # else the second tile has none
     more = [(rows, columns, warps, 1) for columns in fitting for rows, warps in ((128, 8), (64, 4))]
-    deeper = [_DEEP] if m <= _DEEP[0] and itemsize == 2 and k * itemsize >= _DEEP_LEAST * _STAGED_BYTES else []
+    deeper = [_DEEP] if clusters and m <= _DEEP[0] and itemsize == 2 and k * itemsize >= _DEEP_LEAST * _STAGED_BYTES else []
     for bm, bn, warps, deep in (*((*each, 1) for each in _STAGED), *more, *deeper):
         odd = bn in abreast
         if (beside >= _BESIDE and bm * bn > _LARGE) or (odd and splits == "stream"):
