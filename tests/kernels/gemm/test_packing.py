@@ -8,6 +8,7 @@ import pytest
 
 import tilekit as tk
 from tilekit import api, kernels
+from tilekit.kernels._gemm import products, schedules
 from tilekit.kernels._gemm.packing import packed, packing_of
 from tilekit.kernels._gemm.vectors import products_of_vectors, vectors_of
 from tilekit.kernels._host import Launches
@@ -81,6 +82,22 @@ def test_parts_of_tall_tiles(device, m, n, k, layout):
     a, b, c = operand((m, k), np.float16), operand((k, n), np.float16), operand((m, n), np.float16)
     y = kernels.gemm(laid(a, layout[0] == "T"), laid(b, layout[1] == "T"), api.from_host(c), alpha=0.5, beta=2).to_host().sync()
     expected = 0.5 * (a.astype(np.float32) @ b.astype(np.float32)) + 2 * c.astype(np.float32)
+    assert np.abs(y - expected).max() <= 2e-3 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("splits", ["stream", 3])
+def test_the_transpose_where_its_operands_alone_come_ahead(device, monkeypatch, splits):
+    """Rounded float32 of which K is contiguous in `b` alone, dealt out as on a GPU, on the CPU device too."""
+    monkeypatch.setattr(products, "_recipes", {})
+    monkeypatch.setattr(products, "staged_operands", lambda a, b: a.unit == 1)
+    monkeypatch.setattr(products, "on_cpu", lambda x: False)
+    monkeypatch.setattr(schedules, "multiprocessors", lambda x: 12)
+    a, b, c = operand((300, 1000), np.float32), operand((1000, 520), np.float32), operand((300, 520), np.float32)
+    options = {"alpha": 0.5, "beta": 2, "precision": "tf32", "splits": splits}
+    y = kernels.gemm(laid(a, True), laid(b, True), api.from_host(c), **options).to_host().sync()
+    ways = {(recipe.turned, recipe.schedule.stream is not None) for recipe in products._recipes.values()}
+    assert ways == {(True, splits == "stream")}
+    expected = 0.5 * a.astype(np.float64) @ b + 2 * c
     assert np.abs(y - expected).max() <= 2e-3 * np.abs(expected).max()
 
 
