@@ -273,8 +273,8 @@ def _with_rings(
 
     def state(rooms: int, kept: int, *, apart: bool = True, deals: bool = alone, spare: int = 0) -> Pipelines:
         return Pipelines(
-            tensors, gpu, form.rings, producers=producers, shared=room, resident=occupancy or 1, rooms=rooms, kept=kept,
-            apart=apart, deals=deals and may_deal, spare=spare,
+            tensors, gpu, form.rings, producers=producers, shared=room, resident=occupancy or 1,
+            alone=alone or occupancy == 1, rooms=rooms, kept=kept, apart=apart, deals=deals and may_deal, spare=spare,
         )  # fmt: skip
 
     tried, spilling = state(0, 0), None

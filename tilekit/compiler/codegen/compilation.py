@@ -100,7 +100,8 @@ class Pipelines:
         target: the GPU that the kernel is compiled for.
         rings: how many there are.
         producers: threads of a block besides those that calculate.
-        shared: bytes of shared memory that a block may have, and `resident`, how many blocks should have room beside each other.
+        shared: bytes of shared memory that a block may have, and `resident`, how many blocks should have room beside each other;
+            `alone`: whether no other has, as registers are, or as the user says.
         rooms: bytes of dynamic shared memory that lie before the rings, and `kept` bytes that are for anything but rings.
         chosen: by ring, how much those take of which the user said how many stages they have, as far as they were typed.
         fewest: the fewest stages of any of the others.
@@ -133,6 +134,7 @@ class Pipelines:
         producers: int,
         shared: int,
         resident: int = 1,
+        alone: bool = False,
         rooms: int = 0,
         kept: int = 0,
         apart: bool = True,
@@ -140,7 +142,7 @@ class Pipelines:
         spare: int = 0,
     ) -> None:
         self.tensors, self.target, self.rings, self.producers = tensors, target, rings, producers
-        self.shared, self.resident, self.rooms, self.kept = shared, resident, rooms, kept
+        self.shared, self.resident, self.alone, self.rooms, self.kept = shared, resident, alone, rooms, kept
         known = {name: ty.facts.cluster for name, (_, ty) in tensors.items()}
         self.clusters = {name: cluster for name, cluster in known.items() if cluster is not None}
         self.cluster = 1

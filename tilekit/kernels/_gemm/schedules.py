@@ -4,9 +4,9 @@ On GPUs of compute capability 9.0 the candidates are compared by a model of what
 add so many elements, and wait so long in each step; so many bytes come from the L2 cache to each multiprocessor, and to all of
 them; and so many from memory. These go on at the same time, and delay each other the more, the more alike they are (the norm of
 order 4); what comes before and after the loop is not hidden. The numbers are an H200's: fitted to 218 random products, each with
-all tiles and numbers of parts, of which the choices by the model are 1.9 % slower than the best ones. Elsewhere, and for operands
-that no ring of stages takes, tiles follow from the dtype; those of exact products of float32 have a model of their own
-(`exact`).
+all tiles and numbers of parts, and to 26 of which one side is short; the choices by the model are 1.9 and 2.1 % slower than the
+best ones. Elsewhere, and for operands that no ring of stages takes, tiles follow from the dtype; those of exact products of
+float32 have a model of their own (`exact`).
 """
 
 from __future__ import annotations
@@ -32,35 +32,36 @@ __all__ = [
 
 # Of a multiprocessor, in a clock: products of elements, by the bytes that each has. What else a step along K costs those that do
 # it at the same time, in clocks and by its products: waiting for the tiles, and saying that they were read.
-_PRODUCTS, _WAITING, _ASKING = 4300, 250, 0.3
+_PRODUCTS, _WAITING, _ASKING = 4160, 15, 0.25
+# Clocks for which a tile is on its way, as others are of the stages of a block: 4, or up to 8 where it is alone on a
+# multiprocessor, of so many bytes together (see `compiler.nvidia.multibuffer`).
+_COMING, _STAGES, _STAGES_ALONE, _ROOM = 740, 4, 8, 224 << 10
 # Bytes that come from the L2 cache in a clock, to a multiprocessor and to all of them: fewer where rows lie across its lines.
-_FETCHED, _CACHED, _ACROSS = 65, 9000, 6200
+_FETCHED, _CACHED, _ACROSS = 65, 6650, 5450
 # The same where short sums of 8-bit floats are added up: by one warpgroup, and by several, of which another multiplies meanwhile.
 _SUMMING_WAITS, _SUMMING, _SUMMING_TOGETHER = 150, 1.4, 0.9
 # Clocks before the first tile has come and after the last, with `_STORED` elements of the result written in one.
-_LATENCY, _STORED = 3500, 10
+_LATENCY, _STORED = 3100, 10
 # Of a GPU: bytes a clock from memory or to it; and clocks from the end of one kernel to the work of the next.
-_MEMORY, _NEXT = 2400, 2400
+_MEMORY, _NEXT = 2260, 3300
 # Two tiles next to each other, which are stored one after the other, are no gain unless by so much.
-_TWO = 1.05
+_TWO = 1.03
 # Shares are none where operands are much larger than the L2 cache: blocks that are at different places of K share nothing in it.
 # (Measured: gains of 8 to 30 % up to 105 MB, a loss of 13 % at 210 MB.)
 _STREAMED = 128 << 20
 # Tiles for operands in stages of shared memory: rows, columns, warps. Each warpgroup has 64 rows, or more.
 _STAGED = ((128, 256, 8), (128, 128, 8), (64, 256, 4), (64, 128, 4), (128, 64, 8), (64, 64, 4))
 _STAGED_BYTES = 128  # along K: what one swizzle covers
-# Of few rows, whose operands are what takes time, a tile with two swizzles along K: 256 bytes of a row at a time come from memory
-# sooner than twice 128. (49 x 10240 x 8192: 45 us, with one 56; 38 x 8192 x 8192: 40, 47; but 70 x 8192 x 28672, with two tiles
-# below each other: 198, with tiles of 128 rows 152.)
-_DEEP, _DEEP_LEAST, _DEEP_GAIN = (64, 128, 4, 2), 8, 1.25
 # Of a product with so few rows, the transpose is taken, with so many of its rows (see `products`) in a tile.
 FEW_ROWS = 32
 _FEW_STAGED, _FEW_BYTES = 64, 512  # rows, and bytes along K: as many blocks as there are, each with much on its way to it
 # With tiles of so many bytes for each of its elements beside it, a larger accumulator does not fit the registers.
 _LARGE, _BESIDE = 128 * 128, 4
-# Two blocks, one below the other, of such tiles load a tile of b once for both, if they visit several: for one tile that is no
-# gain (2048 x 2048 x 2048: 651 TFLOP/s with, 659 without; 512 x 8192 x 8192: 696, 694).
+# Blocks next to each other, or one below the other, that load a tile once for all of them. Of large tiles, two do if they visit
+# several. Those that have one do where they are not too many for the GPU, as the model says: each is no gain of itself.
+# (75 x 10240 x 8192 with tiles of 128 x 128: 60 us, with clusters of two 57, of four 48.)
 _CLUSTER = (2, 1)
+_CLUSTERS, _EACH_TIME, _FITTING = ((2, 1), (1, 2), (4, 1), (1, 4)), 1.01, 0.85
 # Tiles for 16-bit operands in stages of shared memory on GPUs without products by warpgroups: a warp multiplies 64 x 32.
 _COPIED = (128, 128, 64, 8, None)
 # Tiles that are loaded as the loop goes, by the operands' dtype: rows, columns, depth, warps, and the blocks of a multiprocessor.
@@ -88,6 +89,7 @@ class Schedule(NamedTuple):
         num_warps, occupancy: for the launch; None leaves the latter to the compiler.
         stream: how the last tiles are dealt out, if not whole.
         clocks: that it takes by the model; infinity where there is none.
+        cluster: how many blocks, below and next to each other, load tiles together; None leaves it to the size of tiles.
     """
 
     rows: int
@@ -100,6 +102,7 @@ class Schedule(NamedTuple):
     occupancy: int | None
     stream: StreamK | None = None
     clocks: float = math.inf
+    cluster: tuple[int, int] | None = None
 
     @property
     def abreast(self) -> tuple[int, int] | None:
@@ -116,11 +119,13 @@ class Schedule(NamedTuple):
         """The partition of the result, or of a batch of them, for these blocks."""
         batch = (1,) * (len(tensor.shape) - 2)
         tiles = math.prod(tensor.shape[:-2]) * -(-tensor.shape[-2] // self.rows) * -(-tensor.shape[-1] // self.columns)
-        together = _together(self.rows, self.columns, self.num_warps) and tiles > self.blocks
+        cluster = self.cluster
+        if cluster is None and _together(self.rows, self.columns, self.num_warps) and tiles > self.blocks:
+            cluster = _CLUSTER
         return tensor.partition((*batch, self.rows, self.columns)).map(
             group=(*batch, _GROUP, _GROUP),
             num_blocks=self.blocks,
-            cluster=(*batch, *_CLUSTER) if together else None,
+            cluster=None if cluster is None else (*batch, *cluster),
         )
 
 
@@ -195,6 +200,7 @@ def _schedule(
     batch, m, n, k = shape
     clocks = math.inf
     occupancy: int | None = None
+    cluster: tuple[int, int] | None = None
     parts: int | str
     if tile is not None:
         bm, bn, bk = tile
@@ -208,10 +214,10 @@ def _schedule(
         bm, bn, bk, warps = _FEW_STAGED, max(_LEAST, power(n)), _FEW_BYTES // itemsize, 4
         parts = splits or max(1, min(_MOST_SPLITS, -(-k // bk), count // max(1, batch * -(-m // bm))))
     elif staged:
-        bm, bn, warps, deep, parts, clocks = _cheapest(
+        bm, bn, warps, parts, cluster, clocks = _cheapest(
             shape, count, itemsize, summed, beside, splits, abreast, turned, lines, clusters
         )  # fmt: skip
-        bk = deep * _STAGED_BYTES // itemsize
+        bk = _STAGED_BYTES // itemsize
     elif itemsize == 4 and not tf32 and not copied:
         fixed = splits if isinstance(splits, int) else 1 if splits else None
         way = exact_way(shape, count, beside=beside, even=even, fetched=fetched, splits=fixed)
@@ -242,7 +248,9 @@ def _schedule(
     tiles = max(1, batch * -(-m // bm) * -(-n // bn) * parts)
     if stream is not None:
         tiles = max(1, stream.top * stream.columns)
-    return Schedule(bm, bn, bk, parts, share, min(tiles, held) if ahead else tiles, warps, occupancy, stream, clocks)
+    elif staged and tiles <= count < held:
+        occupancy = 1  # all of the shared memory is for the stages of one block
+    return Schedule(bm, bn, bk, parts, share, min(tiles, held) if ahead else tiles, warps, occupancy, stream, clocks, cluster)
 
 
 def _held(count: int, warps: int) -> int:
@@ -253,46 +261,54 @@ def _held(count: int, warps: int) -> int:
 def _cheapest(
     shape: tuple[int, int, int, int], count: int, itemsize: int, summed: bool, beside: int, splits: int | str | None,
     abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True, clusters: bool = True,
-) -> tuple[int, int, int, int, int | str, float]:  # fmt: skip
-    """For operands that come in stages the tile, the warps, how many swizzles it is deep, and the parts, or "stream"; and the
-    clocks that these take.
+) -> tuple[int, int, int, int | str, tuple[int, int] | None, float]:  # fmt: skip
+    """For operands that come in stages the tile, the warps, the parts, or "stream", and the clusters; and the clocks that these
+    take.
     """
     batch, m, n, k = shape
     best = math.inf
-    chosen: tuple[int, int, int, int, int | str] = (128, 128, 8, 1, 1)
+    chosen: tuple[int, int, int, int | str, tuple[int, int] | None] = (128, 128, 8, 1, None)
     fitting = [columns for columns in abreast if columns_of(columns)[0] < n]  # else the second tile has none
-    more = [(rows, columns, warps, 1) for columns in fitting for rows, warps in ((128, 8), (64, 4))]
-    deeper = [_DEEP] if clusters and m <= _DEEP[0] and itemsize == 2 and k * itemsize >= _DEEP_LEAST * _STAGED_BYTES else []
-    for bm, bn, warps, deep in (*((*each, 1) for each in _STAGED), *more, *deeper):
+    more = [(rows, columns, warps) for columns in fitting for rows, warps in ((128, 8), (64, 4))]
+    steps = -(-k * itemsize // _STAGED_BYTES)
+    for bm, bn, warps in (*_STAGED, *more):
         odd = bn in abreast
         if (beside >= _BESIDE and bm * bn > _LARGE) or (odd and splits == "stream"):
             continue
-        steps = -(-k * itemsize // (deep * _STAGED_BYTES))
         tiles = max(1, batch * -(-m // bm) * -(-n // bn))
         limit = min(_MOST_SPLITS, steps, max(1, 2 * count // tiles))
         ways: list[int | str] = list(range(1, limit + 1)) if splits is None else [1 if splits == "stream" else splits]
-        stream = (
-            stream_k(-(-m // bm), -(-n // bn), steps, _held(count, warps))
-            if batch == 1 and clusters and not odd and deep == 1
-            else None
-        )
+        stream = stream_k(-(-m // bm), -(-n // bn), steps, _held(count, warps)) if batch == 1 and clusters and not odd else None
         # Of tiles that are too few from the start, the sums are split, as long as nobody says otherwise.
         near = itemsize * (m * k + k * n) <= _STREAMED
         if stream is not None and (splits == "stream" or (splits is None and stream.top and near)):
             ways = ["stream"] if splits else [*ways, "stream"]
         for parts in ways:
             dealt = stream if parts == "stream" else parts
-            clocks = _clocks(shape, count, itemsize, summed, (bm, bn, warps), dealt, turned, lines, clusters, deep)
-            if odd:
-                clocks *= _TWO
-            if clocks < best:
-                best, chosen = clocks, (bm, bn, warps, deep, parts)
+            for cluster in (None, *(_clusters_of(shape, count, (bm, bn), dealt) if clusters and not odd else ())):
+                clocks = _clocks(shape, count, itemsize, summed, (bm, bn, warps), dealt, turned, lines, clusters, cluster)
+                if odd:
+                    clocks *= _TWO
+                if clocks < best:
+                    best, chosen = clocks, (bm, bn, warps, parts, cluster)
     return *chosen, best
+
+
+def _clusters_of(shape: tuple[int, int, int, int], count: int, tile: tuple[int, int], parts: Any) -> list[tuple[int, int]]:
+    """The clusters that blocks may have which visit one tile each."""
+    batch, m, n, _ = shape
+    rows, columns = -(-m // tile[0]), -(-n // tile[1])
+    blocks = math.inf if isinstance(parts, StreamK) else batch * rows * columns * parts
+    return [
+        (below, beside)
+        for below, beside in _CLUSTERS
+        if rows % below == columns % beside == 0 and blocks <= count * (1 if below * beside == 2 else _FITTING)
+    ]
 
 
 def _clocks(
     shape: tuple[int, int, int, int], count: int, itemsize: int, summed: bool, tile: tuple[int, int, int],
-    parts: Any, turned: bool, lines: bool, clusters: bool = True, deep: int = 1,
+    parts: Any, turned: bool, lines: bool, clusters: bool = True, cluster: tuple[int, int] | None = None,
 ) -> float:  # fmt: skip
     """How long a product takes with a tile of so many rows, columns and warps, by the model.
 
@@ -302,24 +318,26 @@ def _clocks(
         itemsize: of the operands.
         tile: rows, columns, warps.
         parts: that sums are taken in, or how the last tiles are dealt out.
-        deep: how many swizzles a tile has along K.
+        cluster: see `Schedule`.
     """
     batch, m, n, k = shape
     bm, bn, warps = tile
-    span = deep * _STAGED_BYTES
-    steps, each = -(-k * itemsize // span), 1 if deep > 1 else _held(count, warps) // count
+    steps, each = -(-k * itemsize // _STAGED_BYTES), _held(count, warps) // count
     tiles = max(1, batch * -(-m // bm) * -(-n // bn))
-    products = bm * bn * span / _PRODUCTS
+    products = bm * bn * _STAGED_BYTES / _PRODUCTS
     rows = parts.top if isinstance(parts, StreamK) else -(-m // bm)
     together = _together(bm, bn, warps) and tiles > _held(count, warps) and rows % _CLUSTER[0] == 0
-    together = together and clusters and columns_of(bn) is None
-    fetched = (bm + (bn // 2 if together else bn)) * span
+    below, beside = cluster or (_CLUSTER if together and clusters and columns_of(bn) is None else (1, 1))
+    fetched = (bm / beside + bn / below) * _STAGED_BYTES
+    alone = each == 1 or (not isinstance(parts, StreamK) and tiles * parts <= count)
+    stages = min(_STAGES_ALONE if alone else _STAGES, _ROOM // ((bm + bn) * _STAGED_BYTES))
+    waiting = _WAITING + _COMING / (stages - 1)
 
     def step(blocks: int) -> float:
         """Of the blocks of a multiprocessor."""
         if summed:
             return _SUMMING_WAITS + (_SUMMING if blocks * warps <= 4 else _SUMMING_TOGETHER) * blocks * products
-        return max(blocks * products, _WAITING + _ASKING * blocks * products)
+        return max(blocks * products, waiting + _ASKING * blocks * products)
 
     def turns_of(pieces: int) -> tuple[int, float]:
         """How many of these a multiprocessor has, and the clocks of a step in all of its turns."""
@@ -337,10 +355,11 @@ def _clocks(
         stored, clocks = turns_of(tiles * parts)
         loop, mine, all_of_them = clocks * share, stored * share, tiles * parts * share
         after = _NEXT + 8 * batch * m * n * parts / _MEMORY if parts > 1 else 0  # they are written, and read
-    operands = itemsize * batch * (m * k + k * n) / (_MEMORY * (_DEEP_GAIN if deep > 1 else 1.0))
+    operands = itemsize * batch * (m * k + k * n) / _MEMORY
     cached = all_of_them * fetched / (_CACHED if lines else _ACROSS)
     hidden = math.hypot(*(clocks**2 for clocks in (loop, mine * fetched / _FETCHED, cached, operands))) ** 0.5
-    return hidden + stored * bm * bn / (_STORED / 2 if turned else _STORED) + _LATENCY + after
+    clocks = hidden + stored * bm * bn / (_STORED / 2 if turned else _STORED) + _LATENCY + after
+    return clocks if cluster is None else clocks * _EACH_TIME ** math.log2(below * beside)
 
 
 def _smaller(shape: tuple[int, int, int, int], count: int, tile: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
