@@ -589,7 +589,9 @@ PRODUCTS = [
         "b is in registers, and has not 8 rows of 32 bytes to be put into shared memory with",
         {"k": 16, "shape": (64, 8)}, {"k": 16, "shape": (64, 16)}, few,
     ),
-    by_warpgroups("b is in registers, and has not 8 rows of 32 bytes to be put into shared memory with", {"k": 4}, {"k": 16}, few),
+    by_warpgroups(
+        "b is in registers, and has not 8 rows of 32 bytes to be put into shared memory with", {"k": 4}, {"k": 16}, few
+    ),
     by_warpgroups(
         "b is in registers, and takes more shared memory than 32768 bytes",
         {"how": "b", "k": 128, "shape": (64, 256)}, {"how": "b", "shape": (64, 256)},
@@ -608,7 +610,7 @@ PRODUCTS = [
     ),
     by_warpgroups("b of int8 needs its k contiguous in memory", {**INTEGERS, "turned": ""}, INTEGERS),
     by_warpgroups(f"b of float32 {_OVER.format(16)}", {**TF32, "k": 64, "shape": (64, 256)}, {**TF32, "shape": (64, 256)}),
-    by_warpgroups(f"b of float32 {_OVER.format(64)}", {**TF32, "k": 8}, {**TF32, "k": 16}),
+    by_warpgroups(f"b of float32 {_OVER.format(32)}", {**TF32, "k": 8}, {**TF32, "k": 16}),
     by_warpgroups(f"b of float32 {_OVER.format(32)}", {**TF32, "k": 16, "shape": (64, 16)}, {**TF32, "k": 16, "shape": (64, 32)}),
     by_warpgroups("a of float32 needs its k contiguous in memory", {**TF32, "turned": "ab"}, {**TF32, "turned": "b"}),
     by_warpgroups(

@@ -22,7 +22,8 @@ from tilekit.compiler.nvidia.staged import LEAST_ROWS, SPANS, StagedType
 __all__ = ["asked_in_turn", "own_turn", "park", "parked", "turned_over"]
 
 _MOST_BYTES = 32 * 1024  # of a tile, which has two places
-_TURNED_ITEMSIZE, _TURNED_ROWS = 4, 16  # whole banks; of 8 rows or fewer, four lanes or more would write to the same one
+_TURNED_ITEMSIZE, _TURNED_ROWS = 4, 16  # whole banks; of fewer rows, four lanes or more would write to the same one
+_LANES = 32
 _VOID = ir.VoidType()
 
 
@@ -56,13 +57,12 @@ def turned_over(staged: StagedType) -> tuple[Layout, StagedType] | str:
         return needs
     lies = StagedType(staged.dtype, (wide, deep), (1, 0), staged.config)
     rows, columns = ([(1 << n, 0) for n in range(deep.bit_length() - 1)], [(0, 1 << n) for n in range(wide.bit_length() - 1)])
-    near, beside = columns[:2], 2 + max(0, 5 - len(rows))
-    lane, warp = (*rows[:5], *columns[2:beside]), columns[beside : beside + warps]
+    taken = 2 if max(deep, _TURNED_ROWS) >= _LANES else 3  # so many bits of the column are a thread's and a lane's
+    lane, warp = (*rows[:5], *columns[2:taken]), columns[taken : taken + warps]
     if deep < _TURNED_ROWS or len(warp) < warps or lies.nbytes > _MOST_BYTES:
-        least = 1 << beside + warps
-        limits = f"{_TURNED_ROWS} or more of k, {least} or more columns, and {_MOST_BYTES} bytes at most"
+        limits = f"{_TURNED_ROWS} or more of k, {1 << taken + warps} or more columns, and {_MOST_BYTES} bytes at most"
         return f"{needs}, or {limits}, to be turned over"
-    return Layout(staged.shape, (*near, *columns[beside + warps :], *rows[5:]), lane, tuple(warp)), lies
+    return Layout(staged.shape, (*columns[:2], *columns[taken + warps :], *rows[5:]), lane, tuple(warp)), lies
 
 
 def park(builder: ir.IRBuilder, tile: TileType, elements: list[ir.Value], lies: StagedType) -> tuple[ir.Value, str]:
