@@ -7,12 +7,13 @@ import re
 import hazards
 import numpy as np
 import pytest
+from numba.cuda import types
 
 import tilekit as tk
 from tilekit import api
 from tilekit.compiler.layouts.linear import Config
 from tilekit.compiler.nvidia.staged import StagedType
-from tilekit.compiler.nvidia.wgmma import _Operand
+from tilekit.compiler.nvidia.wgmma import _Operand, _widened
 
 BM, BN, BK = tk.generics("BM BN BK")
 B, E4, F = tk.bfloat16, tk.float8_e4m3fn, tk.float32
@@ -61,6 +62,20 @@ def test_an_instruction_reads_what_lies_there(dtype, shape, turned, columns):
             for at in np.ndindex(columns, each):
                 read = as_wgmma_reads(operand.bits, start, *at, turned, dtype.itemsize)
                 assert read == swizzle.offset((first + at[0], step * each + at[1])) * dtype.itemsize
+
+
+@pytest.mark.parametrize("turned", [True, False])
+@pytest.mark.parametrize(("depth", "columns"), [(32, 32), (64, 32), (64, 16), (16, 64), (32, 128)])
+def test_an_instruction_reads_tiles_that_lie_behind_each_other(depth, columns, turned):
+    memory, axes = ((depth, columns), (0, 1)) if turned else ((columns, depth), (1, 0))
+    tile = StagedType(B, memory, axes, Config(4, 8))
+    whole, swizzle = _widened(types.BaseTuple.from_types([tile] * 3)), tile.swizzle()
+    operand = _Operand(whole, tile.span, 1, 0)
+    for step in range(depth // 16):
+        for at in np.ndindex(16, 3 * columns):
+            read = as_wgmma_reads(operand.bits, operand.depth(step) << 4, at[1], at[0], turned, 2)
+            number, column = divmod(at[1], columns)
+            assert read == number * tile.room + 2 * swizzle.offset((16 * step + at[0], column))
 
 
 @tk.kernel
