@@ -572,6 +572,7 @@ def by_warpgroups(reason, against, without=None, make=product):
 TF32 = {"dtypes": (tk.float32,), "precision": "tf32", "k": 32}
 INTEGERS = {"dtypes": (tk.int8,), "sums": tk.int32, "k": 128, "turned": "b"}
 _PUT = "are put into shared memory for it, not"
+_OVER = "needs its k contiguous in memory, or 16 or more of k, {} or more columns, and 32768 bytes at most, to be turned over"
 PRODUCTS = [
     by_warpgroups("sm_80 does not have it", {"target": "sm_80"}),
     by_warpgroups(
@@ -585,11 +586,11 @@ PRODUCTS = [
     ),
     by_warpgroups(f"b is in registers, from where tiles {_PUT} equal elements", {"how": "equal"}, {"how": "unequal"}),
     by_warpgroups(
-        "b is in registers, and has not 8 rows of 128 bytes to be put into shared memory with",
-        {"how": "b", "shape": (64, 32)}, {"how": "b", "shape": (64, 64)},
+        "b is in registers, and has not 8 rows of 32 bytes to be put into shared memory with",
+        {"k": 16, "shape": (64, 8)}, {"k": 16, "shape": (64, 16)}, few,
     ),
     by_warpgroups(
-        "b is in registers, and has not 8 rows of 128 bytes to be put into shared memory with", {"k": 4}, {"k": 16}, few
+        "b is in registers, and has not 8 rows of 32 bytes to be put into shared memory with", {"k": 4}, {"k": 16}, few
     ),
     by_warpgroups(
         "b is in registers, and takes more shared memory than 32768 bytes",
@@ -602,18 +603,15 @@ PRODUCTS = [
     ),
     by_warpgroups("it multiplies matrices, not batches of them", {"how": "batch"}),
     by_warpgroups("it multiplies matrices, not batches of them", {"how": "batch of b"}, {"how": "b"}),
-    by_warpgroups("a has rows of 64 bytes in shared memory, not of 128 or a multiple", {"k": 32}),
-    by_warpgroups("b has rows of 64 bytes in shared memory, not of 128 or a multiple", {"shape": (64, 32)}, {"shape": (64, 64)}),
     by_warpgroups("a is in registers, where it takes float16 and bfloat16, not int8", {"how": "a", **INTEGERS}, {"how": "a"}),
     by_warpgroups(
         "a is in registers, where it takes 64 rows of its own for each group of 4 warps: it has 64 rows and 8 warps",
         {"how": "a", "warps": 8}, {"how": "a", "warps": 4},
     ),
     by_warpgroups("b of int8 needs its k contiguous in memory", {**INTEGERS, "turned": ""}, INTEGERS),
-    by_warpgroups(
-        "b of float32 needs its k contiguous in memory, or a multiple of 32 of k and 32768 bytes at most, to be turned over",
-        {**TF32, "k": 64, "shape": (64, 256)}, {**TF32, "shape": (64, 256)},
-    ),
+    by_warpgroups(f"b of float32 {_OVER.format(16)}", {**TF32, "k": 64, "shape": (64, 256)}, {**TF32, "shape": (64, 256)}),
+    by_warpgroups(f"b of float32 {_OVER.format(32)}", {**TF32, "k": 8}, {**TF32, "k": 16}),
+    by_warpgroups(f"b of float32 {_OVER.format(32)}", {**TF32, "k": 16, "shape": (64, 16)}, {**TF32, "k": 16, "shape": (64, 32)}),
     by_warpgroups("a of float32 needs its k contiguous in memory", {**TF32, "turned": "ab"}, {**TF32, "turned": "b"}),
     by_warpgroups(
         "4 warps cannot share a result of 32x128: a group of 4 takes 64 rows and 8 columns at least", {"shape": (32, 128)}
@@ -651,12 +649,12 @@ BM, BN, BK = tk.generics("BM BN BK")
 
 
 @functools.cache
-def of_two_products(tile=(128, 64, 64), warps=8, turned=(True, True)):
-    """Of one tile, with tiles of two matrices."""
+def of_two_products(tile=(128, 64, 64), warps=8, turned=(True, True), other=64):
+    """Of one tile, with tiles of two matrices, of which that of the second has `other` columns."""
 
     def kernel(out: tk.Out, x: tk.In, gate: tk.In, up: tk.In):
-        left, right = tk.zeros((BM, BN), tk.float32), tk.zeros((BM, BN), tk.float32)
-        for a, b, c in tk.pipelined(x.tiles((BM, BK))[0, :], gate.tiles((BK, BN))[:, 0], up.tiles((BK, BN))[:, 0]):
+        left, right = tk.zeros((BM, BN), tk.float32), tk.zeros((BM, other), tk.float32)
+        for a, b, c in tk.pipelined(x.tiles((BM, BK))[0, :], gate.tiles((BK, BN))[:, 0], up.tiles((BK, other))[:, 0]):
             left, right = tk.mma(a, b, left), tk.mma(a, c, right)
         tk.store(out, (0, 0), left)
         tk.store(out, (0, 1), right)
@@ -669,7 +667,7 @@ def of_two_products(tile=(128, 64, 64), warps=8, turned=(True, True)):
 ABREAST = [
     Row("the tiles lie otherwise than each other", None, {"turned": (True, False)}, {"turned": (False, False)}),
     Row("panels of one tile do not go on as those of the next", None,
-        {"tile": (128, 32, 64), "turned": (False, False)}, {"tile": (128, 32, 64), "turned": (True, True)}),
+        {"turned": (False, False), "other": 32}, {"turned": (False, False)}),
     Row("groups of warps have columns of their own: 64 of 128", None, {"tile": (64, 64, 64)}, {"tile": (64, 64, 64), "warps": 4}),
 ]  # fmt: skip
 

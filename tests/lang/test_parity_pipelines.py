@@ -104,7 +104,7 @@ def test_products_of_turned_tiles(device, extents, dtype):
     ("tile", "warps"),
     [
         ((64, 64, 64), 4), ((128, 64, 32), 8), ((64, 256, 64), 4), ((64, 256, 128), 8), ((128, 128, 64), 8), ((16, 16, 16), 1),
-        ((32, 32, 64), 2), ((64, 32, 64), 4),
+        ((32, 32, 64), 2), ((64, 32, 64), 4), ((64, 32, 64), 8), ((64, 16, 32), 4), ((128, 128, 16), 8), ((128, 256, 32), 8),
     ],
     ids=str,
 )  # fmt: skip
@@ -119,9 +119,12 @@ def test_tiles_of_products(device, kernel, tile, warps):
 @pytest.mark.parametrize("extents", [(132, 260, 332), (134, 262, 330)], ids=str)
 @pytest.mark.parametrize(
     ("tile", "warps"),
-    [((64, 64, 64), 4), ((64, 256, 128), 8), ((128, 256, 64), 8), ((128, 128, 32), 4), ((16, 16, 16), 1), ((256, 64, 64), 8)],
+    [
+        ((64, 64, 64), 4), ((64, 256, 128), 8), ((128, 256, 64), 8), ((128, 128, 32), 4), ((16, 16, 16), 1), ((256, 64, 64), 8),
+        ((128, 64, 16), 8), ((64, 32, 32), 4),
+    ],
     ids=str,
-)
+)  # fmt: skip
 @pytest.mark.parametrize("kernel", [gemm, turned], ids=lambda kernel: kernel.name)
 def test_tiles_that_threads_copy(device, kernel, tile, warps, extents):
     m, n, k = extents
@@ -156,6 +159,31 @@ def of_any(c: tk.Out, a: tk.In, b: tk.In, precision: tk.Const):
         c.store(acc, tile)
 
 
+@tk.kernel
+def of_rows(c: tk.Out, a: tk.In, b: tk.In, precision: tk.Const):
+    acc = tk.zeros(c.tile_shape, c.dtype)
+    for ta, tb in tk.pipelined(a.tiles((BM, BK))[tk.bid(0), :], b.tiles((BK, BN))[:, tk.bid(1)]):
+        acc = tk.mma(ta, tb, acc, precision=precision)
+    c.store(acc)
+
+
+@tk.kernel
+def gated(c: tk.Out, a: tk.In, b: tk.In):
+    i, j = tk.bid(0), tk.bid(1)
+    left, right = tk.zeros(c.tile_shape, c.dtype), tk.zeros(c.tile_shape, c.dtype)
+    for ta, tb, tc in tk.pipelined(a.tiles((BM, BK))[i, :], b.tiles((BK, BN))[:, j], b.tiles((BK, BN))[:, j + 64 // BN]):
+        left, right = tk.mma(ta, tb, left), tk.mma(ta, tc, right)
+    c.store(left - 3 * right)
+
+
+@tk.kernel
+def of_doubles(c: tk.Out, a: tk.In, b: tk.In):
+    acc = tk.zeros(c.tile_shape, c.dtype)
+    for ta, tb in tk.pipelined(a.tiles((BM, BK))[tk.bid(0), :], b.tiles((BK, BN))[:, tk.bid(1)]):
+        acc = tk.mma(tk.abs(ta), tb * 2, acc)
+    c.store(acc)
+
+
 OF_ANY = [
     (tk.float8_e4m3fn, tk.float8_e5m2, "ieee"), (tk.float8_e5m2, tk.float8_e4m3fn, "fast"), (tk.int8, tk.uint8, "ieee"),
     (tk.uint8, tk.int8, "ieee"), (tk.float32, tk.float32, "tf32"), (tk.bfloat16, tk.bfloat16, "fast"),
@@ -172,6 +200,9 @@ OF_ANY = [
         (128, 128, 256, 8, (1, 2)),
         (64, 256, 128, 8, None),
         (32, 32, 128, 2, None),
+        (128, 128, 64, 8, None),
+        (64, 128, 32, 4, None),
+        (128, 64, 64, 8, (2, 2)),
     ],
     ids=str,
 )
@@ -183,6 +214,37 @@ def test_products_with_k_contiguous(device, left, right, precision, extents, row
     op = of_any(c, api.from_host(a), api.from_host(b), precision).generics(BM=rows, BN=columns, BK=nbytes // left.itemsize)
     found = op.num_warps(warps).first().unpartition().to_host().sync()
     check(found, product_of(a, b.T).astype(into))
+
+
+@pytest.mark.parametrize("tile", [(128, 128, 16), (64, 32, 16), (64, 64, 32), (128, 64, 8)], ids=str)
+@pytest.mark.parametrize("extents", [(136, 264, 104), (64, 60, 44), (130, 132, 20)], ids=str)
+def test_tf32_of_row_major_matrices(device, tile, extents):
+    """`b` is turned over on its way to warpgroups, where it can be."""
+    m, n, k = extents
+    a, b = whole((m, k), tk.float32), whole((k, n), tk.float32, 1)
+    c = api.zeros((m, n)).sync().partition(tile[:2])
+    op = of_rows(c, api.from_host(a), api.from_host(b), "tf32").generics(BM=tile[0], BN=tile[1], BK=tile[2])
+    check(op.num_warps(8 if tile[0] == 128 else 4).first().unpartition().to_host().sync(), product_of(a, b).astype(np.float32))
+
+
+@pytest.mark.parametrize("columns", [64, 32, 16])
+@pytest.mark.parametrize("depth", [64, 32, 16])
+def test_products_of_one_tile_with_two(device, depth, columns):
+    x, w = whole((130, 168), tk.bfloat16), whole((168, 128), tk.bfloat16, 1)
+    y = api.zeros((130, 64)).sync().partition((64, columns))
+    op = gated(y, api.from_host(x), api.from_host(w)).generics(BM=64, BN=columns, BK=depth).num_warps(4)
+    left, right = product_of(x, w[:, :64]), product_of(x, w[:, 64:])
+    check(op.first().unpartition().to_host().sync(), (left - 3 * right).astype(np.float32))
+
+
+@pytest.mark.parametrize("tile", [(64, 32, 64), (64, 64, 32), (64, 16, 16), (128, 32, 32)], ids=str)
+@pytest.mark.parametrize("ways", ["NN", "NT"])
+def test_products_of_narrow_operands_that_are_computed(device, ways, tile):
+    x, w = whole((130, 168), tk.bfloat16), whole((168, 72) if ways == "NN" else (72, 168), tk.bfloat16, 1)
+    y, b = api.zeros((130, 72)).sync().partition(tile[:2]), api.from_host(w).sync()
+    op = of_doubles(y, api.from_host(x), b if ways == "NN" else b.T).generics(BM=tile[0], BN=tile[1], BK=tile[2]).num_warps(4)
+    want = 2 * product_of(abs(x), w if ways == "NN" else w.T)
+    check(op.first().unpartition().to_host().sync(), want.astype(np.float32))
 
 
 @pytest.mark.parametrize("stages", [2, 3, 5])
@@ -214,6 +276,17 @@ def test_clusters(device, kernel, cluster, dtype):
     a, b = whole((m, k), dtype), whole((k, n), dtype, 1)
     given = (a, b) if kernel is persistent else (np.ascontiguousarray(a.T), np.ascontiguousarray(b.T))
     found = multiply(kernel, *given, (m, n), (64, 128, 64), map_=20, cluster=cluster, warps=4)
+    check(found, product_of(a, b).astype(np.float32))
+
+
+@pytest.mark.parametrize("tile", [(64, 128, 32), (128, 64, 16), (64, 32, 64)], ids=str)
+@pytest.mark.parametrize("cluster", [(2, 1), (1, 2), (2, 2)], ids=str)
+@pytest.mark.parametrize("kernel", [persistent, persistent_turned], ids=lambda kernel: kernel.name)
+def test_clusters_that_bring_narrow_rows(device, kernel, cluster, tile):
+    m, n, k = 256, 512, 168
+    a, b = whole((m, k), tk.bfloat16), whole((k, n), tk.bfloat16, 1)
+    given = (a, b) if kernel is persistent else (np.ascontiguousarray(a.T), np.ascontiguousarray(b.T))
+    found = multiply(kernel, *given, (m, n), tile, map_=20, cluster=cluster, warps=4)
     check(found, product_of(a, b).astype(np.float32))
 
 

@@ -144,6 +144,8 @@ def _wide(*arrays):
 KERNELS = {
     "gemm": (GEMM, lambda d: [_normal(d, 256, 256), _normal(d, 256, 128)], ((256, 128), (128, 128)), (),
              lambda a, b: np.matmul(*_wide(a, b))),
+    "gemm by 32": (GEMM.replace("64", "32"), lambda d: [_normal(d, 256, 256), _normal(d, 256, 128)], ((256, 128), (128, 128)), (),
+                   lambda a, b: np.matmul(*_wide(a, b))),
     "split-K": (SPLIT_K, lambda d: [_normal(d, 128, 384), _normal(d, 384, 128)], ((2, 128, 128), (1, 128, 128)), (3,),
                 lambda a, b: np.stack([np.matmul(*_wide(a[:, at], b[at])) for at in (slice(192), slice(192, None))])),
     "int4": (QUANTISED, lambda d: [_normal(d, 128, 128), d.integers(0, 256, (128, 128)).astype(np.uint8),

@@ -246,7 +246,7 @@ def test_operands_that_lie_in_stages(shape, depth, warps, kinds, which, turned):
 
 
 @pytest.mark.parametrize("warps", [4, 8])
-@pytest.mark.parametrize("shape", [(32, 64), (32, 256), (64, 128)], ids=str)
+@pytest.mark.parametrize("shape", [(32, 64), (32, 256), (64, 128), (16, 64), (16, 128)], ids=str)
 def test_a_stage_that_is_turned_over(shape, warps):
     """It lies then as the tensor memory accelerator would bring the other matrix."""
     staged, given = StagedType(tk.float32, shape, (0, 1), Config(warps, 4)), small(shape, tk.float32, 5)

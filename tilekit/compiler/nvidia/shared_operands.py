@@ -17,13 +17,13 @@ from tilekit.compiler.codegen.emit import asm
 from tilekit.compiler.codegen.types import TileType, integer
 from tilekit.compiler.layouts.linear import Layout
 from tilekit.compiler.nvidia.multibuffer import behind_rooms
-from tilekit.compiler.nvidia.staged import LEAST_ROWS, StagedType
+from tilekit.compiler.nvidia.staged import LEAST_ROWS, SPANS, StagedType
 
 __all__ = ["asked_in_turn", "own_turn", "park", "parked", "turned_over"]
 
-_SPAN = 128  # bytes: the width of panels that the descriptors of `wgmma` are for
 _MOST_BYTES = 32 * 1024  # of a tile, which has two places
-_TURNED_ITEMSIZE = 4  # whole banks
+_TURNED_ITEMSIZE, _TURNED_ROWS = 4, 16  # whole banks; of fewer rows, four lanes or more would write to the same one
+_LANES = 32
 _VOID = ir.VoidType()
 
 
@@ -36,8 +36,8 @@ def parked(tile: TileType) -> StagedType | str:
     if tile.splat:
         return "b is in registers, from where tiles are put into shared memory for it, not equal elements"
     near = next((d for d in (1, 0) if tile.layout.run(d)), None)  # words of neighbours that a thread holds
-    if near is None or tile.shape[near] * tile.dtype.itemsize % _SPAN or tile.shape[1 - near] < LEAST_ROWS:
-        return f"b is in registers, and has not {LEAST_ROWS} rows of {_SPAN} bytes to be put into shared memory with"
+    if near is None or tile.shape[near] * tile.dtype.itemsize % SPANS[-1] or tile.shape[1 - near] < LEAST_ROWS:
+        return f"b is in registers, and has not {LEAST_ROWS} rows of {SPANS[-1]} bytes to be put into shared memory with"
     far = 1 - near
     lies = StagedType(tile.dtype, (tile.shape[far], tile.shape[near]), (far, near), tile.config)
     return lies if lies.nbytes <= _MOST_BYTES else f"b is in registers, and takes more shared memory than {_MOST_BYTES} bytes"
@@ -45,7 +45,11 @@ def parked(tile: TileType) -> StagedType | str:
 
 def turned_over(staged: StagedType) -> tuple[Layout, StagedType] | str:
     """How threads take a tile out of its stage so that its columns, where the tensor's neighbours lie, become rows in shared
-    memory, and how it lies there; or why not. Reading and writing, lanes meet no bank conflict.
+    memory, and how it lies there; or why not.
+
+    A lane reads 16 bytes of a row, and lanes beside it those of the next rows; it writes four elements, of one column each.
+    Reading, lanes meet no bank conflict, nor do they writing 32 elements of a column, which are 128 bytes; where columns have 16,
+    two lanes write to each bank.
     """
     (deep, wide), warps = staged.shape, staged.config.num_warps.bit_length() - 1
     needs = f"b of {staged.dtype.name} needs its k contiguous in memory"
@@ -53,11 +57,12 @@ def turned_over(staged: StagedType) -> tuple[Layout, StagedType] | str:
         return needs
     lies = StagedType(staged.dtype, (wide, deep), (1, 0), staged.config)
     rows, columns = ([(1 << n, 0) for n in range(deep.bit_length() - 1)], [(0, 1 << n) for n in range(wide.bit_length() - 1)])
-    lane, near, warp = rows[:5], columns[:2], columns[2 : 2 + warps]
-    if lies.span != _SPAN or staged.span != _SPAN or len(warp) < warps or lies.nbytes > _MOST_BYTES:
-        step = _SPAN // _TURNED_ITEMSIZE
-        return f"{needs}, or a multiple of {step} of k and {_MOST_BYTES} bytes at most, to be turned over"
-    return Layout(staged.shape, (*near, *columns[2 + warps :], *rows[5:]), tuple(lane), tuple(warp)), lies
+    taken = 2 if max(deep, _TURNED_ROWS) >= _LANES else 3  # so many bits of the column are a thread's and a lane's
+    lane, warp = (*rows[:5], *columns[2:taken]), columns[taken : taken + warps]
+    if deep < _TURNED_ROWS or len(warp) < warps or lies.nbytes > _MOST_BYTES:
+        limits = f"{_TURNED_ROWS} or more of k, {1 << taken + warps} or more columns, and {_MOST_BYTES} bytes at most"
+        return f"{needs}, or {limits}, to be turned over"
+    return Layout(staged.shape, (*columns[:2], *columns[taken + warps :], *rows[5:]), lane, tuple(warp)), lies
 
 
 def park(builder: ir.IRBuilder, tile: TileType, elements: list[ir.Value], lies: StagedType) -> tuple[ir.Value, str]:
@@ -70,14 +75,14 @@ def park(builder: ir.IRBuilder, tile: TileType, elements: list[ir.Value], lies: 
     assert state is not None, "looked at by `parked`"
     turn = own_turn(state)
     if turn is not None:
-        base, name = _reserved(builder, state, (turn.ring, turn.parked, lies.nbytes), 2 * lies.nbytes)
-        base = builder.add(base, builder.mul(builder.and_(turn.number, integer(32, 1)), integer(32, lies.nbytes)))
+        base, name = _reserved(builder, state, (turn.ring, turn.parked, lies.room), 2 * lies.room)
+        base = builder.add(base, builder.mul(builder.and_(turn.number, integer(32, 1)), integer(32, lies.room)))
         turn.parked += 1
         left, waited = asked_in_turn(state, turn.lines)
         if not waited:
             asm(builder, f"wgmma.wait_group.sync.aligned {left};", "~{memory}", _VOID, [], convergent=True)
     else:
-        base, name = _reserved(builder, state, (len(state.places),), lies.nbytes)
+        base, name = _reserved(builder, state, (len(state.places),), lies.room)
         asm(builder, "wgmma.wait_group.sync.aligned 0;", "~{memory}", _VOID, [], convergent=True)
         shared.barrier(builder)
     asm(builder, f"// park {name} {'fixed' if turn is None else 'turns'}", "~{memory}", _VOID, [], effect=True)

@@ -1,8 +1,10 @@
 """Products by warpgroups (wgmma, sm_90a): four warps multiply tiles in shared memory, and go on before the result is there.
 
 What such an instruction gives is a tile under way (`PendingType`). The next product may be added to it as it is; whatever else
-needs it waits. `a` and `b` are described to the instruction by 64 bits each: where the tile begins, and how far its rows and
-panels are apart, in units of 16 bytes (PTX ISA, "matrix descriptor").
+needs it waits. `a` and `b` are described to the instruction by 64 bits each: where the tile begins, how wide its panels
+are (128, 64 or 32 bytes: see `staged`), and how far rows and panels are apart, in units of 16 bytes (PTX ISA, "matrix
+descriptor"). Panels begin at multiples of 1024 bytes, or of eight rows: there, the exchange of pieces begins anew, and so it does
+where an instruction takes the next eight rows; steps within a row only move the address, to which the exchange is applied.
 
 Operands of 16 bits may lie either way in memory, and the first may come from registers. Others must both lie in shared memory,
 with `k` contiguous.
@@ -49,7 +51,7 @@ __all__ = ["Computed", "forget", "warpgroup_product"]
 
 _LEAST_COLUMNS, _MOST_COLUMNS = 8, 256  # of an instruction's result
 _STEP = 32  # bytes of k that it takes
-_SPAN = 128  # the width of panels that descriptors here are for, in bytes
+_SWIZZLES = {128: 1, 64: 2, 32: 3}  # how a descriptor calls the exchange in panels so wide, in bytes
 _NAMES = {
     dtypes.float16: "f16", dtypes.bfloat16: "bf16", dtypes.float32: "tf32", dtypes.float8_e4m3fn: "e4m3",
     dtypes.float8_e5m2: "e5m2", dtypes.int8: "s8", dtypes.uint8: "u8",
@@ -69,26 +71,30 @@ class _Operand:
         turned: whether the dimension without gaps is not `k`.
         depth: how far a step along `k` is, by the number of the step; and `along`, by their number, how far rows (of `a`; columns
             of `b`) are. Both in 16 bytes.
-        bits: of the descriptor, but for the address.
     """
 
-    def __init__(self, tile: StagedType, kept: int, deep: int) -> None:
-        """`kept` is the dimension of rows or columns, `deep` that of `k`."""
+    def __init__(self, tile: StagedType, span: int, kept: int, deep: int) -> None:
+        """`kept` is the dimension of rows or columns, `deep` that of `k`; a panel is `span` bytes wide."""
         assert {kept, deep} == {0, 1}, "matrices"
-        itemsize, panel = tile.dtype.itemsize, tile.rows * _SPAN
+        itemsize, panel = tile.dtype.itemsize, tile.rows * span
         self.turned = tile.axes[kept] == len(tile.memory) - 1
         self.depth: Callable[[int], int]
         self.along: Callable[[int], int]
         if self.turned:
             leading = panel
-            self.depth = lambda step: step * (_STEP // itemsize) * _SPAN >> 4
-            self.along = lambda rows: (rows * itemsize // _SPAN * panel + rows * itemsize % _SPAN) >> 4
+            self.depth = lambda step: step * (_STEP // itemsize) * span >> 4
+            self.along = lambda rows: (rows * itemsize // span * panel + rows * itemsize % span) >> 4
         else:
-            leading, steps = 16, _SPAN // _STEP  # in one panel; the first is not looked at
+            leading, steps = 16, span // _STEP  # in one panel; the first is not looked at
             self.depth = lambda step: (step % steps * _STEP + step // steps * panel) >> 4
-            self.along = lambda rows: rows * _SPAN >> 4
-        groups = 8 * _SPAN  # eight rows of a panel
-        self.bits = 1 << 62 | (groups >> 4) << 32 | (leading >> 4) << 16
+            self.along = lambda rows: rows * span >> 4
+        self._span, self._leading = span, leading
+
+    @property
+    def bits(self) -> int:
+        """Of the descriptor, but for the address."""
+        groups = 8 * self._span  # eight rows of a panel
+        return _SWIZZLES[self._span] << 62 | (groups >> 4) << 32 | (self._leading >> 4) << 16
 
     def descriptor(self, builder: ir.IRBuilder, address: ir.Value, offset: ir.Value | None = None) -> ir.Value:
         """The descriptor of the tile at an address; `offset` is added to it, in 16 bytes."""
@@ -224,7 +230,7 @@ def _widened(tiles: types.BaseTuple) -> StagedType | str:
             return "the tiles lie otherwise than each other"
     if at < len(first.memory) - 1:
         assert first.panels == 1, "`passes.abreast` takes no others"
-    elif first.dtype.itemsize != 2 or any(tile.span != _SPAN for tile in tiles.types):
+    elif first.dtype.itemsize != 2 or any(tile.span != first.span for tile in tiles.types):
         return "panels of one tile do not go on as those of the next"
     return whole
 
@@ -284,14 +290,12 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
     parts = [_matrix(materialized(ty)).shape for ty in sums]
     if lies.shape[0] != depth or any(part[0] != rows for part in parts) or columns != sum(part[1] for part in parts):
         return "it multiplies matrices that fit together"
-    second, operand, fragments = _Operand(lies, 1, 0), None, None
+    span = product.b.types[0].span if isinstance(product.b, types.BaseTuple) else lies.span  # each tile has its own panels
+    second, operand, fragments = _Operand(lies, span, 1, 0), None, None
     columns_there = there.present(1) if isinstance(there, StagedType) else columns
     deep_there = [side.present(1 - n) if isinstance(side, StagedType) else depth for n, side in enumerate((first, there))]
-    for name, staged in (("a", first), ("b", lies)):
-        if isinstance(staged, StagedType) and staged.span != _SPAN:
-            return f"{name} has rows of {staged.span} bytes in shared memory, not of {_SPAN} or a multiple"
     if isinstance(first, StagedType):
-        operand = _Operand(first, 0, 1)
+        operand = _Operand(first, first.span, 0, 1)
     else:
         fragments = OperandType.of_tile(a if isinstance(a, OperandType) else first)
         if isinstance(fragments, str):

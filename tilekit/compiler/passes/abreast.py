@@ -32,7 +32,7 @@ TOGETHER = "one wgmma for all"
 """The name of what products refuse that cannot be one."""
 
 _ROWS, _LEAST_COLUMNS, _MOST_COLUMNS = 64, 8, 256  # of an instruction
-_SPAN = 128  # bytes of a row of a tile, in which tiles behind each other lie as one
+_ONE_PANEL = (32, 64, 128)  # bytes of a row of a tile, in which tiles behind each other lie as one
 
 
 def multiply_abreast(kernel: Region) -> None:
@@ -117,7 +117,7 @@ def _fits(product: Product) -> bool:
         return False
     size = b.dtype.itemsize
     least = size <= dtypes.float32.itemsize and b.shape[1] >= _LEAST_COLUMNS
-    return least and a.dtype.itemsize == size and b.shape[0] * size == _SPAN
+    return least and a.dtype.itemsize == size and b.shape[0] * size in _ONE_PANEL
 
 
 def _type(tile: Operand) -> TileType:
