@@ -124,9 +124,13 @@ KERNELS = {
         64,
     ),
     "total of losses": (
-        lambda: _loss._total(m(1).partition(1), m(ROWS), i64(ROWS), 2, -100, True, 4096, tk.int32).num_warps(8),
-        104,
+        lambda: _loss._partial_totals(
+            m(4).partition(1), m(4, dtype=tk.int32).partition(1), m(ROWS), i64(ROWS), 4, 1, -100, 2048, tk.int32
+        ).num_warps(8),
+        72,
     ),
+    "cross_entropy f32 1500": (lambda: kernels.cross_entropy(m(ROWS, 1500), i64(ROWS)), 64),
+    "cross_entropy f16 528": (lambda: kernels.cross_entropy(m(ROWS, 528, dtype=H), i64(ROWS)), 72),
     "transpose f32": (lambda: kernels.transpose(m(4096, 4096)), 56),
     "transpose f16": (lambda: kernels.transpose(m(4096, 4096, dtype=H)), 56),
     "transpose f64": (lambda: kernels.transpose(m(4096, 4096, dtype=D)), 56),
