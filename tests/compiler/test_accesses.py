@@ -248,7 +248,7 @@ def test_a_constant_padding_is_written_ahead_of_loads(compiled, tensor):
         compiled(k, tensor.out((9, 125), (1, 128), "bfloat16"), tensor((129, 125), "bfloat16")).kernel.ptx
         for k in (least_by_value, least_by_name)
     )
-    assert len(re.findall(r"@p ld\.global", by_value)) >= 32
+    assert len(re.findall(r"@p ld\.global", by_value)) >= 16
     assert by_value.count("selp.b16") == by_name.count("selp.b16")
 
 

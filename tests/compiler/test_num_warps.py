@@ -1,4 +1,4 @@
-"""How many warps a block has where nobody says: from its own tiles, and more for larger ones inside."""
+"""How many warps a block has where nobody says: from the tiles that it loads and stores, and more for larger ones inside."""
 
 import pytest
 
@@ -8,9 +8,23 @@ from tilekit import api
 
 @tk.kernel
 def weighted(y: tk.Out, x: tk.In, columns: tk.Const):
-    t = tk.load(x, (tk.bid(0), 0), (16, columns))
+    t = tk.load(x, (tk.bid(0), 0), (16, 1)) * tk.arange(columns)[None, :].astype(tk.float32)
     e = tk.exp(t - tk.max(t, 1, keepdims=True))
     y.store(tk.sum(e / tk.sum(e, 1, keepdims=True) * t, 1))
+
+
+@tk.kernel
+def sums(y: tk.Out, x: tk.In, rows: tk.Const):
+    total = tk.zeros((rows, y.tile_shape[0]), tk.float32)
+    for i in range(tk.num_tiles(x, 0, (rows, y.tile_shape[0]))):
+        total = total + tk.load(x, (i, tk.bid(0)), (rows, y.tile_shape[0])).astype(tk.float32)
+    y.store(tk.sum(total, 0))
+
+
+@tk.kernel
+def product(y: tk.Out, x: tk.In, columns: tk.Const):
+    t = tk.load(x, (tk.bid(0), 0), (16, columns))
+    y.store(tk.sum(t @ tk.transpose(t), 1))
 
 
 @tk.kernel
@@ -37,6 +51,17 @@ def test_a_large_tile_inside_gets_more_warps(columns, warps):
     """A thread holds 64 registers of it at most."""
     kernel = made(weighted, api.meta((64, columns)), columns)
     assert kernel.block == (32 * warps, 1, 1)
+
+
+@pytest.mark.parametrize(("dtype", "rows", "warps"), [(tk.float16, 8, 1), (tk.float16, 128, 4), (tk.float32, 256, 8)])
+def test_folds_have_warps_for_what_they_load(dtype, rows, warps):
+    """Two vectors of 16 bytes a thread: 64 registers would be for half of the bytes on their way."""
+    kernel = made(sums, api.meta((4096, 64), dtype), rows)
+    assert kernel.block == (32 * warps, 1, 1)
+
+
+def test_products_have_warps_for_what_they_store():
+    assert made(product, api.meta((64, 128)), 128).block == (32, 1, 1)
 
 
 def test_more_warps_than_sixteen_are_never_taken():

@@ -60,6 +60,10 @@ def cumsum_from(reverse):
     return _scan._cumsum_from(m(1, 1 << 20).partition((1, 8192)), m(1, 1 << 20), m(1, 128), 127, reverse).num_warps(8)
 
 
+def cumsum_after(reverse):
+    return _scan._cumsum_after(m(1, 1 << 20).partition((1, 8192)), m(1, 1 << 20), m(1, 129)[:, :128], 128, reverse).num_warps(8)
+
+
 # What is compiled, with the budget of registers for sm_90a; sm_80 gets 8 more.
 KERNELS = {
     "softmax f32 64": (rows(kernels.softmax, 64), 48),
@@ -120,20 +124,26 @@ KERNELS = {
         64,
     ),
     "total of losses": (
-        lambda: _loss._total(m(1).partition(1), m(ROWS), i64(ROWS), 2, -100, True, 4096, tk.int32).num_warps(8),
-        104,
+        lambda: _loss._partial_totals(
+            m(4).partition(1), m(4, dtype=tk.int32).partition(1), m(ROWS), i64(ROWS), 4, 1, -100, 2048, tk.int32
+        ).num_warps(8),
+        72,
     ),
+    "cross_entropy f32 1500": (lambda: kernels.cross_entropy(m(ROWS, 1500), i64(ROWS)), 64),
+    "cross_entropy f16 528": (lambda: kernels.cross_entropy(m(ROWS, 528, dtype=H), i64(ROWS)), 72),
     "transpose f32": (lambda: kernels.transpose(m(4096, 4096)), 56),
     "transpose f16": (lambda: kernels.transpose(m(4096, 4096, dtype=H)), 56),
     "transpose f64": (lambda: kernels.transpose(m(4096, 4096, dtype=D)), 56),
-    "cumsum f32": (rows(kernels.cumsum, 4096), 72),
-    "cumsum f32 16384": (rows(kernels.cumsum, 16384), 112),
-    "cumsum f16": (rows(kernels.cumsum, 4096, H), 64),
-    "cumsum f32, reverse": (rows(lambda x: kernels.cumsum(x, reverse=True), 4096), 72),
-    "cumsum f16 16384": (rows(kernels.cumsum, 16384, H), 88),
-    "cumsum i64": (lambda: kernels.cumsum(i64(ROWS, 2048)), 176),
-    "cumsum from": (lambda: cumsum_from(False), 112),
-    "cumsum from, reverse": (lambda: cumsum_from(True), 112),
+    "cumsum f32": (rows(kernels.cumsum, 4096), 48),
+    "cumsum f32 16384": (rows(kernels.cumsum, 16384), 96),
+    "cumsum f16": (rows(kernels.cumsum, 4096, H), 48),
+    "cumsum f32, reverse": (rows(lambda x: kernels.cumsum(x, reverse=True), 4096), 48),
+    "cumsum f16 16384": (rows(kernels.cumsum, 16384, H), 72),
+    "cumsum i64": (lambda: kernels.cumsum(i64(ROWS, 2048)), 128),
+    "cumsum from": (lambda: cumsum_from(False), 72),
+    "cumsum from, reverse": (lambda: cumsum_from(True), 72),
+    "cumsum after": (lambda: cumsum_after(False), 72),
+    "cumsum after, reverse": (lambda: cumsum_after(True), 72),
     "sums of tiles": (lambda: _scan._tile_sums(m(1, 128).partition((1, 1)), m(1, 1 << 20), 8192).num_warps(8), 48),
     "argmax f32": (rows(kernels.argmax, 4096), 72),
     "argmax f16 131072": (rows(kernels.argmax, 131072, H), 112),
@@ -150,7 +160,9 @@ KERNELS = {
 }
 # These read or write one number a row next to their tiles, or elements by index.
 NARROW = {"STG.E", "STG.E.64", "LDG.E", "LDG.E.64", "LDG.E.U16"}
-ONE_A_ROW = ("cross_entropy", "backward", "argmax", "total", "embedding", "sums of tiles", "cumsum from", "topk of best")
+ONE_A_ROW = (
+    "cross_entropy", "backward", "argmax", "total", "embedding", "sums of tiles", "cumsum from", "cumsum after", "topk of best",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
@@ -168,6 +180,37 @@ def test_every_kernel(name, target):
     assert wide, "an access of 128 bits at least"
     rest = {re.sub(r"\.(CONSTANT|STRONG|SYS|GPU)", "", a) for a in accesses if ".128" not in a}
     assert rest <= (NARROW if any(part in name for part in ONE_A_ROW) else set()), f"narrow accesses: {rest}"
+
+
+@tk.kernel
+def maxima_so_far(y: tk.Out, x: tk.In):
+    y.store(tk.scan(tk.load_tile_like(x, y), 1, tk.maximum))
+
+
+@pytest.mark.parametrize("dtype", [B, F], ids=str)
+@pytest.mark.parametrize("own", [False, True])
+def test_rows_that_begin_anywhere_are_scanned_by_one_ladder(own, dtype):
+    """Neighbouring lanes read neighbours, and then have 16 elements in a row: through shared memory, 16 bytes at a time there."""
+    x, y = m(ROWS, 3871, dtype=dtype), m(ROWS, 3871, dtype=dtype)
+    op = maxima_so_far(y.partition((1, 4096)), x).num_warps(8) if own else kernels.cumsum(x)
+    kernel = launch_in(op).compile(target="sm_90a")
+    counted = Counter(re.findall(r"\b(?:SHFL|LDS|STS|LDG|STG)[.\w]*", kernel.sass))
+    shuffles, wide = sum(n for name, n in counted.items() if name.startswith("SHFL")), 16 * dtype.itemsize // 16
+    assert shuffles == 6
+    totals = 8 * (dtype.itemsize if own else 4) // 16  # of 8 warps
+    assert counted["LDS.128"] == wide + totals
+    assert counted["STS.128"] == wide
+    assert kernel.registers <= 48
+    assert kernel.local_bytes == 0
+
+
+def test_lanes_share_what_the_warps_of_long_rows_have():
+    """16 stretches of the row a thread, of 16 warps: each lane reads the sums of one stretch, not of all of them."""
+    kernel = launch_in(kernels.cumsum(m(ROWS, 32768))).compile(target="sm_90a")
+    assert len(re.findall(r"\bLDS", kernel.sass)) == 4
+    assert len(re.findall(r"\bFADD", kernel.sass)) < 4 * 64
+    assert kernel.registers <= 120
+    assert kernel.local_bytes == 0
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])

@@ -6,10 +6,40 @@ import numpy as np
 import pytest
 from closeness import FLOATS, close, normal
 
+import tilekit as tk
 from tilekit import api, kernels
+from tilekit.kernels import _loss
+from tilekit.kernels._host import row_tile
 
-SHAPES = [(5, 7), (3, 1000), (2, 3, 33), (300, 64), (3, 40000), (2, 140000), (5000, 3)]
+SHAPES = [(5, 7), (3, 1000), (2, 3, 33), (300, 64), (3, 40000), (2, 140000), (5000, 3), (9000, 2)]
 f = api.from_host
+
+
+def test_columns_of_two_tiles():
+    """A row of 527 elements has a tile of 512 and one of 32 beside it, where one of 1024 would be empty for half of it."""
+
+    def tiles(rows, columns, dtype):
+        x = api.meta((rows, columns), dtype)
+        return _loss._of_two(row_tile(x, blocks=_loss._LOOPS), x)
+
+    assert tiles(100, 527, tk.float16) == ((16, 32, 1), (1, 32, 1))
+    assert tiles(100, 528, tk.float16) == ((2, 32, 8), (1, 32, 8))
+    assert tiles(100, 336, tk.float32) == ((2, 32, 4), (1, 32, 4))
+    assert tiles(100, 1100, tk.float32) == ((2, 128, 4), (1, 128, 4))
+    assert tiles(100, 512, tk.float32) is None
+    assert tiles(100, 450, tk.float32) is None
+    assert tiles(100, 33, tk.float32) is None
+    assert tiles(100, 100_000, tk.float32) is None
+
+
+def test_blocks_that_add_up():
+    assert _loss._shares(5) == (8, 1, 1, 1, 1)
+    assert [_loss._shares(count).parts for count in (2048, 8192, 8193)] == [1, 1, 5]
+    for count in (1, 2048, 2049, 110_216, 4_194_304, 123_456_789):
+        tile, tiles, share, parts, _ = _loss._shares(count)
+        assert tiles == -(-count // tile)
+        assert (parts - 1) * share < tiles <= parts * share
+        assert parts <= 512
 
 
 def loss_of(x, target, ignored=-100):
@@ -24,6 +54,19 @@ def targets(shape, dtype=np.int64, ignored=-100):
     made = np.random.default_rng(7).integers(0, shape[-1], shape[:-1]).astype(dtype)
     made.flat[1::3] = ignored
     return made
+
+
+@pytest.mark.parametrize(("rows", "columns", "dtype"), [(5, 527, tk.float16), (4, 336, tk.float32), (3, 1100, tk.bfloat16)])
+@pytest.mark.parametrize("few", [True, False])
+def test_rows_in_two_tiles(device, monkeypatch, rows, columns, dtype, few):
+    """On a CPU device as well, which has them in one."""
+    monkeypatch.setattr(_loss, "on_cpu", lambda tensor: False)
+    monkeypatch.setattr(_loss, "_BLOCKS", 32 if few else 0)
+    x, target = normal((rows, columns), dtype), targets((rows, columns))
+    losses, lse = (t.to_host().sync() for t in kernels.cross_entropy(f(x), f(target), reduction="none").sync())
+    expected, norm = loss_of(x, target)
+    close(losses, expected)
+    close(lse, norm)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

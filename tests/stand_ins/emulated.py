@@ -120,6 +120,17 @@ def emulate(monkeypatch, modules):
         step = 1 << place.bit if place.kind == "lane" else 32 << place.bit
         return [Value(e.type, block.whole(e.bits)[(block.thread ^ np.uint64(step)).astype(int)]) for e in elements]
 
+    def shifted(block, elements, dtype, bits, step, *, down):
+        """As PTX describes `shfl.sync.up`; where there is no such lane, nobody may rely on what comes."""
+        rank, most = (block.thread >> np.uint64(bits[0])).astype(int) % (1 << len(bits)), (1 << len(bits)) - 1
+        there = rank + step <= most if down else rank >= step
+        source = np.where(there, block.thread.astype(int) + (step if down else -step) * (1 << bits[0]), 0)
+        return [Value(e.type, np.where(there, block.whole(value_of(e).bits)[source], 0xA5)) for e in elements]
+
+    def from_lane(block, elements, dtype, lane):
+        source = (block.thread & ~np.uint64(31) | value_of(lane).bits).astype(int)
+        return [Value(e.type, block.whole(value_of(e).bits)[source]) for e in elements]
+
     def put(block, address, offset, dtype, elements):
         size = dtype.itemsize
         start = block.whole(address.bits).astype(int) + offset
@@ -180,7 +191,9 @@ def emulate(monkeypatch, modules):
         return Value(i32, block.thread)
 
     for module in modules:
-        for name, function in (("exchange", exchange), ("special_register", special_register)):
+        for name, function in {
+            "exchange": exchange, "from_lane": from_lane, "shifted": shifted, "special_register": special_register
+        }.items():  # fmt: skip
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, function)
     monkeypatch.setattr(sorting, "masked", lambda block, bits, mask: block.and_(bits, mask))

@@ -90,7 +90,7 @@ def build(
     kernel, compilation = with_enough_warps(accepted, facts, num_warps, attempt)
     notes = list(compilation.notes or ())
     while num_warps is None and occupancy is None and kernel.spilled_bytes and compilation.config.num_warps < MOST_WARPS:
-        other, compilation = attempt(choose_config(facts, 2 * compilation.config.num_warps, accepted.accesses))
+        other, compilation = attempt(choose_config(facts, 2 * compilation.config.num_warps, accepted.accesses, accepted.folded))
         if other.local_bytes >= kernel.local_bytes:
             break
         kernel, notes = other, list(compilation.notes or ())
@@ -103,12 +103,12 @@ def with_enough_warps(
     accepted: Accepted, facts: Sequence[ArgumentFacts], num_warps: int | None, attempt: Callable[[Config], T]
 ) -> T:
     """What `attempt` gives for `num_warps`; or, if that is None, for so many that the largest tile has room in registers."""
-    config = choose_config(facts, num_warps, accepted.accesses)
+    config = choose_config(facts, num_warps, accepted.accesses, accepted.folded)
     while True:
         try:
             return attempt(config)
         except MoreWarps as wanted:
-            config = choose_config(facts, wanted.num_warps, accepted.accesses)
+            config = choose_config(facts, wanted.num_warps, accepted.accesses, accepted.folded)
 
 
 Attempt = Callable[[BoundKernel, Pipelines | None], tuple[CompiledKernel, Compilation]]

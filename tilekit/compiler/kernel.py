@@ -22,20 +22,24 @@ __all__ = ["CompiledKernel", "choose_config", "disassemble", "param_format"]
 
 
 def choose_config(
-    facts: Sequence[ArgumentFacts], num_warps: int | None, accesses: Sequence[tuple[TensorFacts, tuple[int, ...]]] = ()
+    facts: Sequence[ArgumentFacts],
+    num_warps: int | None,
+    accesses: Sequence[tuple[TensorFacts, tuple[int, ...]]] = (),
+    folded: int = 0,
 ) -> Config:
     """The warps and the vector width for a kernel with such arguments; `num_warps` if it is given.
 
     Args:
         facts, num_warps: as for `build`.
         accesses: the tiles that it loads and stores, and what is known of their tensors.
+        folded: the elements of the largest tile that it loads, if it is a kernel whose time is that of its loads.
     """
     tensors = [fact for fact in facts if isinstance(fact, TensorFacts)]
     vec = choose_vec(min((dtypes.as_dtype(t.dtype).itemsize for t in tensors), default=4))
     largest = max((elements(t.tile) for t in tensors if t.tile), default=None)
     if num_warps is None:
         # Without a partition nothing says how large the tiles are.
-        num_warps = choose_num_warps(largest, vec) if largest else 4 if tensors else 1
+        num_warps = choose_num_warps(max(largest, folded), vec) if largest else 4 if tensors else 1
     # Where all rows begin anywhere, neighbouring elements are for neighbouring lanes: a lane that had several would
     # read them one by one, each apart from those of others. Vectors beside matrices are small, and do not count.
     rank = max((t.rank for t in tensors), default=0)

@@ -9,6 +9,8 @@ no sums, and each element is calculated by itself.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 import tilekit as tk
@@ -17,12 +19,14 @@ from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._host import (
     Launches,
     Operand,
+    RowTile,
     check,
     check_choice,
     compute_dtype,
     exponential,
     index_dtype,
     integers,
+    multiprocessors,
     of_parts,
     on_cpu,
     out_or_new,
@@ -40,6 +44,13 @@ __all__ = ["cross_entropy", "cross_entropy_backward"]
 _REDUCTIONS = ("mean", "sum", "none")
 # Blocks of the loop over a long row that a multiprocessor has room for, as in `_softmax`.
 _LOOPS = 5
+# Of the columns of one tile, that two may have together.
+_FILLED = 0.75
+# Blocks of one warp that a multiprocessor has room for: where there are more rows, each has two.
+_BLOCKS = 32
+# Numbers that a block adds up at a time, 8 a thread; how many tiles of these one block takes alone; and how many blocks do else.
+_ADDED, _TILES, _PARTS = 2048, 4, 512
+_LOG2_E = 1.4426950408889634
 
 
 @tk.function
@@ -52,17 +63,44 @@ def _picked(x, wanted, first, index):
     return tk.gather(x, (row, wanted), mask=inside)
 
 
+@tk.function
+def _exp(t, mode):
+    """exp(t) of what is 0 at most, for a sum in which one is 1: where `mode` is not None, what is subnormal is 0."""
+    return tk.exp(t) if mode is None else tk.exp2(t * _LOG2_E, flush_to_zero=True)
+
+
 @tk.kernel
 def _cross_entropy(
     loss: tk.Out, lse: tk.Out, x: tk.In, target: tk.In, ignored: int, columns: tk.Const, dtype: tk.Const, mode: tk.Const,
     index: tk.Const,
 ):  # fmt: skip
     rows, wanted = loss.tile_shape[0], tk.load_tile_like(target, loss)
+    picked = _picked(x, wanted, tk.bid(0) * rows, index).astype(dtype)
     t = tk.load(x, (tk.bid(0), 0), (rows, columns), padding_mode="-inf").astype(dtype)
     top = tk.max(t, 1)
-    norm = top + tk.log(tk.sum(tk.exp(t - top[:, None], rounding_mode=mode), 1))
+    norm = top + tk.log(tk.sum(_exp(t - top[:, None], mode), 1))
     lse.store(norm)
-    loss.store(tk.where(wanted == ignored, 0.0, norm - _picked(x, wanted, tk.bid(0) * rows, index).astype(dtype)))
+    loss.store(tk.where(wanted == ignored, 0.0, norm - picked))
+
+
+@tk.kernel
+def _cross_entropy_of_two(
+    loss: tk.Out, lse: tk.Out, x: tk.In, target: tk.In, ignored: int, first: tk.Const, second: tk.Const, dtype: tk.Const,
+    mode: tk.Const, index: tk.Const,
+):  # fmt: skip
+    """Of rows in two tiles, which are given by how their columns are taken apart, see `RowTile.threads`: where one of a power of
+    two of columns would be empty for the most part beyond the first. What a thread has of both it folds by itself."""
+    rows, wanted, i = loss.tile_shape[0], tk.load_tile_like(target, loss), tk.bid(0)
+    picked = _picked(x, wanted, i * rows, index).astype(dtype)
+    left, right = first[0] * first[1] * first[2], second[0] * second[1] * second[2]
+    t = tk.load(x, (i, 0), (rows, left), padding_mode="-inf").reshape((rows, *first)).astype(dtype)
+    u = tk.load(x, (i, left // right), (rows, right), padding_mode="-inf").reshape((rows, *second)).astype(dtype)
+    highest = tk.maximum(tk.max(t, (1, 3), keepdims=True), tk.max(u, (1, 3), keepdims=True))
+    top = tk.max(highest, 2, keepdims=True)
+    total = tk.sum(_exp(t - top, mode), (1, 3), keepdims=True) + tk.sum(_exp(u - top, mode), (1, 3), keepdims=True)
+    norm = (top + tk.log(tk.sum(total, 2, keepdims=True))).reshape(rows)
+    lse.store(norm)
+    loss.store(tk.where(wanted == ignored, 0.0, norm - picked))
 
 
 @tk.kernel
@@ -90,25 +128,67 @@ def _cross_entropy_joined(
     loss.store(tk.where(wanted == ignored, 0.0, norm - _picked(x, wanted, i, index).astype(dtype)))
 
 
-@tk.kernel
-def _total(y: tk.Out, losses: tk.In, target: tk.In, tiles: int, ignored: int, mean: tk.Const, tile: tk.Const, index: tk.Const):
-    """One block adds up what many have made: the losses of all rows, always in the same order."""
+@tk.function
+def _added(losses, target, first, last, ignored, tile, index):
+    """The losses in these tiles of what many blocks have made, and how many count."""
     total, counted = tk.zeros(tile, losses.dtype), tk.zeros(tile, index)
-    for i in range(tiles):
+    for i in range(first, last):
         total = total + tk.load(losses, i, tile)
         counted = counted + (tk.load(target, i, tile, padding_value=ignored) != ignored).astype(tk.int32)
-    whole = tk.sum(total, keepdims=True)
+    return tk.sum(total, keepdims=True), tk.sum(counted, keepdims=True)
+
+
+@tk.function
+def _counted(target, first, last, ignored, tile, index):
+    counted = tk.zeros(tile, index)
+    for i in range(first, last):
+        counted = counted + (tk.load(target, i, tile, padding_value=ignored) != ignored).astype(tk.int32)
+    return tk.sum(counted, keepdims=True)
+
+
+@tk.kernel
+def _total(y: tk.Out, losses: tk.In, target: tk.In, tiles: int, ignored: int, mean: tk.Const, tile: tk.Const, index: tk.Const):
+    """One block adds up the losses of few rows."""
+    whole, counted = _added(losses, target, 0, tiles, ignored, tile, index)
+    y.store(whole / counted.astype(losses.dtype) if mean else whole)
+
+
+@tk.kernel
+def _partial_totals(
+    sums: tk.Out, counts: tk.Out, losses: tk.In, target: tk.In, tiles: int, share: int, ignored: int, tile: tk.Const,
+    index: tk.Const,
+):  # fmt: skip
+    """Each block adds up a part of many, `share` tiles."""
+    first = tk.bid(0) * share
+    total, counted = _added(losses, target, first, min(tiles, first + share), ignored, tile, index)
+    sums.store(total)
+    counts.store(counted)
+
+
+@tk.kernel
+def _total_of_parts(y: tk.Out, sums: tk.In, counts: tk.In, mean: tk.Const, parts: tk.Const):
+    """The losses of all rows, always added up in the same order."""
+    whole = tk.sum(tk.load(sums, 0, parts), keepdims=True)
     if mean:
-        whole = whole / tk.sum(counted, keepdims=True).astype(losses.dtype)
+        whole = whole / tk.sum(tk.load(counts, 0, parts), keepdims=True).astype(sums.dtype)
     y.store(whole)
 
 
 @tk.kernel
-def _counted(y: tk.Out, target: tk.In, tiles: int, ignored: int, tile: tk.Const, index: tk.Const):
-    counted = tk.zeros(tile, index)
-    for i in range(tiles):
-        counted = counted + (tk.load(target, i, tile, padding_value=ignored) != ignored).astype(tk.int32)
-    y.store(1.0 / tk.sum(counted, keepdims=True).astype(y.dtype))
+def _share(y: tk.Out, target: tk.In, tiles: int, ignored: int, tile: tk.Const, index: tk.Const):
+    """That of each row in the mean of few."""
+    y.store(1.0 / _counted(target, 0, tiles, ignored, tile, index).astype(y.dtype))
+
+
+@tk.kernel
+def _partial_counts(counts: tk.Out, target: tk.In, tiles: int, share: int, ignored: int, tile: tk.Const, index: tk.Const):
+    first = tk.bid(0) * share
+    counts.store(_counted(target, first, min(tiles, first + share), ignored, tile, index))
+
+
+@tk.kernel
+def _share_of_parts(y: tk.Out, counts: tk.In, parts: tk.Const):
+    y.store(1.0 / tk.sum(tk.load(counts, 0, parts), keepdims=True).astype(y.dtype))
 
 
 @tk.kernel
@@ -151,11 +231,16 @@ def cross_entropy(
     index = index_dtype(*rows.shape)
     tile, lowest = row_tile(rows, blocks=_LOOPS if rows.itemsize <= 4 else None), float(np.finfo(dtype).min)
     parts, share = tile.parts(rows)
+    pair = _of_two(tile, rows)
+    if pair is not None and tile.num_warps == 1 and count > _BLOCKS * multiprocessors(rows):
+        tile = tile._replace(rows=2)
 
     def steps(new):
         losses, lse = new(Spec((count,), dtype)), new(Spec((count,), dtype))
         cuts = losses.partition(tile.rows), lse.partition(tile.rows)
-        if tile.chunks == 1:
+        if pair is not None:
+            launch = _cross_entropy_of_two(*cuts, rows, classes, ignore_index, *pair, dtype, mode, index)
+        elif tile.chunks == 1:
             launch = _cross_entropy(*cuts, rows, classes, ignore_index, tile.columns, dtype, mode, index)
         elif parts > 1:
             peaks, sums = (of_parts(new, count, parts, dtype) for _ in range(2))
@@ -170,9 +255,14 @@ def cross_entropy(
         lse = shaped(lse, target.shape)
         if reduction == "none":
             return shaped(losses, target.shape), lse
-        block, total = min(4096, power(count)), new(Spec((1,), dtype))
-        mean, tiles = reduction == "mean", -(-count // block)
-        yield _total(total.partition(1), losses, classes, tiles, ignore_index, mean, block, index_dtype(count)).num_warps(8)
+        shares, total, kind = _shares(count), new(Spec((1,), dtype)), index_dtype(count)
+        y, of, rest = total.partition(1), (losses, classes, shares.tiles), (ignore_index, shares.tile, kind)
+        if shares.parts == 1:
+            yield _total(y, *of, ignore_index, reduction == "mean", shares.tile, kind).num_warps(8)
+        else:
+            sums, counts = new(Spec((shares.parts,), dtype)), new(Spec((shares.parts,), kind))
+            yield _partial_totals(sums.partition(1), counts.partition(1), *of, shares.share, *rest).num_warps(8)
+            yield _total_of_parts(y, sums, counts, reduction == "mean", power(shares.parts)).num_warps(shares.num_warps)
         return shaped(total, ()), lse
 
     return Launches(rows, steps)
@@ -224,9 +314,14 @@ def cross_entropy_backward(
     def steps(new):
         dx = new(destination)
         if reduction == "mean":
-            share, block = new(Spec((1,), dtype)), min(4096, power(count))
-            tiles = -(-count // block)
-            yield _counted(share.partition(1), classes, tiles, ignore_index, block, index_dtype(count)).num_warps(8)
+            share, shares, kind = new(Spec((1,), dtype)), _shares(count), index_dtype(count)
+            y, rest = share.partition(1), (ignore_index, shares.tile, kind)
+            if shares.parts == 1:
+                yield _share(y, classes, shares.tiles, *rest).num_warps(8)
+            else:
+                counts = new(Spec((shares.parts,), kind))
+                yield _partial_counts(counts.partition(1), classes, shares.tiles, shares.share, *rest).num_warps(8)
+                yield _share_of_parts(y, counts, power(shares.parts)).num_warps(shares.num_warps)
         else:
             share = yield api.full(1, 1.0, dtype)
         cut, rest = dx.partition((high, columns)), (each, dtype, exponential(logits.dtype), index_dtype(rows.shape[1]))
@@ -234,6 +329,46 @@ def cross_entropy_backward(
         return shaped(dx, logits.shape) if out is None else out
 
     return Launches(rows, steps, logits)
+
+
+class _Shares(NamedTuple):
+    """How a number of each row is dealt out to blocks that add them up.
+
+    Attributes:
+        tile, tiles: its extent, and how many there are.
+        share: tiles of a block.
+        parts: blocks.
+        num_warps: for the one block that adds up what these have.
+    """
+
+    tile: int
+    tiles: int
+    share: int
+    parts: int
+    num_warps: int
+
+
+def _shares(count: int) -> _Shares:
+    """One block waits for each of its tiles in turn, a microsecond each: a few cost less than another launch, hundreds more
+    than all else."""
+    tile = min(_ADDED, power(count))
+    tiles = -(-count // tile)
+    share = tiles if tiles <= _TILES else -(-tiles // _PARTS)
+    parts = -(-tiles // share)
+    return _Shares(tile, tiles, share, parts, max(1, min(8, parts // 64)))
+
+
+def _of_two(tile: RowTile, rows: Tensor) -> tuple[tuple[int, int, int], tuple[int, int, int]] | None:
+    """Rows in two tiles, the first of half the columns, the other of what is left: how each is taken apart; None where that is
+    not much less than one tile."""
+    if tile.chunks > 1 or tile.rows > 1 or on_cpu(rows):
+        return None
+    several, threads, vector = tile.threads(rows)
+    half = tile.columns // 2
+    rest = max(power(rows.shape[1] - half), threads * vector)
+    if several < 2 or half + rest > _FILLED * tile.columns:
+        return None
+    return (several // 2, threads, vector), (rest // (threads * vector), threads, vector)
 
 
 def _checked(name, logits, target, reduction):

@@ -1,8 +1,9 @@
 """Running sums of rows.
 
-A row that fits a tile is scanned by one block. A longer one is cut into tiles, each by a block of its own, in three passes: the
-sum of each tile; the running sums of these; and the running sums in each tile, from there on. Each sum is taken in the same order
-in every run. The gradient of running sums is the running sums of the gradients, from behind: so both directions are here.
+A row that fits a tile is scanned by one block. A longer one is cut into tiles, each by a block of its own, in two passes: the
+sum of each tile; and the running sums in each tile, from the sum of those before it on. Where a row has very many tiles, the
+running sums of the tiles' sums come between. Each sum is taken in the same order in every run. The gradient of running sums is
+the running sums of the gradients, from behind: so both directions are here.
 """
 
 from __future__ import annotations
@@ -28,13 +29,15 @@ __all__ = ["cumsum"]
 
 # Bytes of a row that one block scans, and of a tile of longer ones. What is scanned at once is read once; smaller tiles leave a
 # multiprocessor room for several blocks.
-_LONGEST, _TILE = 1 << 16, 1 << 15
+_LONGEST, _TILE = 1 << 17, 1 << 15
+# Tiles of a row whose sums each block adds up by itself: this many float32 are an eighth of what it reads anyway.
+_FEW = 1024
 _DTYPES = (tk.float16, tk.bfloat16, tk.float32, tk.float64, tk.int32, tk.int64)
 
 
 @tk.kernel
-def _cumsum(y: tk.Out, x: tk.In, dtype: tk.Const, reverse: tk.Const):
-    y.store(tk.cumsum(tk.load_tile_like(x, y).astype(dtype), 1, reverse=reverse).astype(y.dtype))
+def _cumsum(y: tk.Out, x: tk.In, reverse: tk.Const):
+    y.store(tk.cumsum(tk.load_tile_like(x, y), 1, reverse=reverse).astype(y.dtype))
 
 
 @tk.kernel
@@ -44,8 +47,17 @@ def _tile_sums(y: tk.Out, x: tk.In, columns: tk.Const):
 
 
 @tk.kernel
+def _cumsum_after(y: tk.Out, x: tk.In, sums: tk.In, parts: tk.Const, reverse: tk.Const):
+    """As `_cumsum`, plus the sums of the tiles before this one, or behind it. A row has up to `parts` tiles."""
+    i, j, tile = tk.bid(0), tk.bid(1), tk.arange(parts)[None, :]
+    others = tk.where(tile > j if reverse else tile < j, tk.load(sums, (i, 0), (y.tile_shape[0], parts)), 0)
+    start = tk.sum(others, 1, keepdims=True)
+    y.store((tk.cumsum(tk.load_tile_like(x, y).astype(sums.dtype), 1, reverse=reverse) + start).astype(y.dtype))
+
+
+@tk.kernel
 def _cumsum_from(y: tk.Out, x: tk.In, sums: tk.In, last: int, reverse: tk.Const):
-    """As `_cumsum`, plus the running sum of the tiles before this one, or behind it. The last tile has the index `last`."""
+    """As `_cumsum_after`, of the running sums of the tiles' sums. The last tile has the index `last`."""
     i, j, one = tk.bid(0), tk.bid(1), (y.tile_shape[0], 1)
     if reverse:
         start = tk.where(tk.full(one, j, tk.int32) < last, tk.load(sums, (i, min(j + 1, last)), one), 0)
@@ -96,9 +108,12 @@ def _scanned(new, y, x, dtype, reverse):
     tile = (min(power(count), max(1, elements // columns)), columns)
     tiles = -(-length // columns)
     if tiles <= 1:
-        yield _cumsum(y.partition(tile), x, dtype, reverse).num_warps(warps)
+        yield _cumsum(y.partition(tile), x, reverse).num_warps(warps)
         return
     sums = of_parts(new, count, tiles, dtype)
     yield _tile_sums(sums.partition((tile[0], 1)), x, columns).num_warps(warps)
+    if tiles <= _FEW:
+        yield _cumsum_after(y.partition(tile), x, sums, power(tiles), reverse).num_warps(warps)
+        return
     yield from _scanned(new, sums, sums, dtype, reverse)
     yield _cumsum_from(y.partition(tile), x, sums, tiles - 1, reverse).num_warps(warps)

@@ -5,7 +5,15 @@ import itertools
 import numpy as np
 import pytest
 
-from tilekit.compiler.layouts.conversion import Swizzle, wavefronts, with_lanes, with_runs, within_threads, within_warps
+from tilekit.compiler.layouts.conversion import (
+    Swizzle,
+    wavefronts,
+    with_lanes,
+    with_registers_first,
+    with_runs,
+    within_threads,
+    within_warps,
+)
 from tilekit.compiler.layouts.linear import Config, Layout
 from tilekit.compiler.layouts.mma import accumulator, sum_of_products, warpgroup_accumulator
 
@@ -207,3 +215,22 @@ def test_operands_are_read_across_k(shape, depth, warps, vec):
                 for group in side.registers(layout):
                     offsets = [swizzle.offset(layout.coordinates()[register]) for register in group]
                     assert offsets == list(range(offsets[0], offsets[0] + len(group)))
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
+@pytest.mark.parametrize("shape", [(2048,), (2, 1024)])
+def test_registers_in_a_row_are_read_wide_without_conflicts(shape, itemsize):
+    """As scans have them: one side accesses 16 bytes in shared memory, the other what lanes have of rows that begin anywhere."""
+    dim = len(shape) - 1
+    for warps in (1, 4):
+        source = Layout.blocked(shape, Config(warps, 1))
+        target = with_registers_first(source, dim)
+        run = 1 << len([place for place in source.axis(dim) if place.kind == "reg"])
+        assert 1 << len(target.run(dim)) >= run
+        assert sorted(target.reg + target.thread) == sorted(source.reg + source.thread)
+        swizzle = Swizzle.between(source, target, itemsize, read_wide=True)
+        assert len({swizzle.offset(at) for at in np.ndindex(shape)}) == np.prod(shape)
+        at_once = itemsize << len(swizzle.shared)
+        assert at_once >= min(16, run * itemsize)
+        assert wavefronts(swizzle, target, itemsize) == max(1, at_once * 32 // 128)
+        assert wavefronts(swizzle.within(source), source, itemsize) <= max(1, itemsize * 32 // 128)

@@ -21,7 +21,10 @@ from tilekit.compiler.layouts.conversion import Matrices, Swizzle, parts, within
 from tilekit.compiler.layouts.linear import WARP, HardwareBit, Layout, Vector
 from tilekit.dtypes import DType
 
-__all__ = ["Beyond", "InShared", "Passage", "Take", "accesses", "exchange", "in_layout", "relayout", "thread_bit"]
+__all__ = [
+    "Beyond", "InShared", "Passage", "Take", "accesses", "exchange", "from_lane", "in_layout", "relayout", "shifted",
+    "thread_bit",
+]  # fmt: skip
 
 Take = Callable[[int], ir.Value]  # the element of a register
 
@@ -33,8 +36,19 @@ def in_layout(builder: ir.IRBuilder, tile: TileType, elements: list[ir.Value], l
     return relayout(builder, elements, tile.dtype, tile.layout, layout)
 
 
-def relayout(builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, source: Layout, target: Layout) -> list[ir.Value]:
-    """Convert elements in `source` to `target`, a layout of the same shape. All threads of the block take part."""
+def relayout(
+    builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, source: Layout, target: Layout, *, wide: str = ""
+) -> list[ir.Value]:
+    """Convert elements in `source` to `target`, a layout of the same shape. All threads of the block take part.
+
+    Args:
+        builder: at the place of the conversion.
+        elements: by register of `source`.
+        dtype: theirs.
+        source, target: the layouts.
+        wide: "read" or "write": through shared memory, accesses of that side cover what threads hold there, though those of the
+            other side cover less; without, they cover what both sides hold.
+    """
     if source == target:
         return elements
     choices, swaps = within_threads(source, target), within_warps(source, target)
@@ -42,7 +56,7 @@ def relayout(builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, sour
     if choices is None and swaps is not None:
         return _by_shuffles(builder, elements, dtype, source, swaps)
     if choices is None:
-        return _through_shared(builder, elements, dtype, source, target)
+        return _through_shared(builder, elements, dtype, source, target, wide)
     converted = []
     for register, flips in choices:
         converted.append(_chosen(builder, elements, register, flips))
@@ -100,9 +114,9 @@ def thread_bit(builder: ir.IRBuilder, bit: int) -> ir.Value:
 
 
 def _through_shared(
-    builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, source: Layout, target: Layout
+    builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, source: Layout, target: Layout, wide: str
 ) -> list[ir.Value]:
-    passage = Passage(dtype, source, target)
+    passage = Passage(dtype, source, target, read_wide=wide == "read", write_wide=wide == "write")
     if passage.nbytes > shared.block_bytes():
         bits = parts(source, target, dtype.itemsize, shared.part_bytes())
         return _in_parts(builder, elements, dtype, source, target, bits)
@@ -218,17 +232,23 @@ class Passage(InShared):
         *,
         matrices: bool = False,
         read_wide: bool = False,
+        write_wide: bool = False,
     ) -> None:
-        """The arguments are those of `Swizzle.between`; and whether to read by `ldmatrix` where that is possible."""
+        """The arguments are those of `Swizzle.between`; whether to read by `ldmatrix` where that is possible; and whether an
+        access writes as many as it can, though they may have to be read one by one."""
         self.source = source
         way = Matrices.between(source.reg, target, dtype.itemsize) if matrices else None
-        swizzle = Swizzle.between(source, way.pointing if way else target, dtype.itemsize, apart, read_wide=read_wide)
-        super().__init__(dtype, swizzle, target, way)
+        sides = (source, way.pointing if way else target)
+        if write_wide:  # what is free of bank conflicts one way is so the other way
+            self._whole = Swizzle.between(*reversed(sides), dtype.itemsize, apart, read_wide=True)
+        else:
+            self._whole = Swizzle.between(*sides, dtype.itemsize, apart, read_wide=read_wide)
+        super().__init__(dtype, self._whole, target, way)
         self.nbytes = dtype.itemsize << len(self.swizzle.offsets)
 
     def put(self, builder: ir.IRBuilder, base: ir.Value, elements: list[ir.Value]) -> None:
         """Write the tile, given by register of `source`, to address `base`. A barrier must follow."""
-        swizzle = self.swizzle.within(self.source)
+        swizzle = self._whole.within(self.source)
         for registers, address, offset in accesses(builder, base, self.dtype.itemsize, swizzle, self.source):
             shared.put(builder, address, offset, self.dtype, [elements[r] for r in registers])
 
@@ -303,21 +323,57 @@ def exchange(
     return [shared.get(builder, theirs, r * num_threads * itemsize, dtype, 1)[0] for r in range(len(elements))]
 
 
+def shifted(
+    builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, bits: Sequence[int], step: int, *, down: bool
+) -> list[ir.Value]:
+    """For each element, that of the lane so many before its own; in lanes that have none, anything.
+
+    Args:
+        builder: at the place of the exchange.
+        elements: of each lane.
+        dtype: theirs.
+        bits: those of the lane that count, neighbours; lanes that differ in others are apart.
+        step: how far the lane is.
+        down: it is so many behind instead.
+    """
+    current().note("exchange", dtype, HardwareBit("lane", bits[0] + step.bit_length() - 1), len(elements))
+    way, clamp = ("down", 31) if down else ("up", 0)
+    apart = WARP - (1 << bits[-1] + 1)  # the bits above
+    return [_shuffle(builder, e, way, str(step << bits[0]), apart << 8 | clamp) for e in elements]
+
+
+def from_lane(builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, lane: ir.Value) -> list[ir.Value]:
+    """For each element, that of a lane which each lane has the number of, an i32. All lanes take part."""
+    current().note("exchange", dtype, HardwareBit("lane", 0), len(elements))
+    return [_shuffle(builder, e, "idx", lane, WARP - 1) for e in elements]
+
+
 def _shuffled(builder: ir.IRBuilder, value: ir.Value, distance: int) -> ir.Value:
     """The value of the lane whose number differs by XOR."""
+    return _shuffle(builder, value, "bfly", str(distance), WARP - 1)
+
+
+def _shuffle(builder: ir.IRBuilder, value: ir.Value, way: str, operand: str | ir.Value, limits: int) -> ir.Value:
+    """PTX's `shfl.sync` of a value of any width; the operand is a number, or an i32."""
     kind = value.type
     width = kind.width if isinstance(kind, ir.IntType) else {"half": 16, "float": 32, "double": 64}[str(kind)]
     if width == 64:
         bits = builder.bitcast(value, i64)
         low, high = builder.trunc(bits, i32), builder.trunc(builder.lshr(bits, integer(64, 32)), i32)
-        low, high = (_shuffled(builder, half, distance) for half in (low, high))
+        low, high = (_shuffle(builder, half, way, operand, limits) for half in (low, high))
         wide = builder.or_(builder.zext(low, i64), builder.shl(builder.zext(high, i64), integer(64, 32)))
         return builder.bitcast(wide, kind)
     if width < 32:
         bits = builder.bitcast(value, i16) if kind == ir.HalfType() else value
-        return builder.bitcast(builder.trunc(_shuffled(builder, builder.zext(bits, i32), distance), bits.type), kind)
-    text = f"shfl.sync.bfly.b32 $0, $1, {distance}, 31, -1;"
-    moved = asm(builder, text, "=r,r", i32, [builder.bitcast(value, i32)], convergent=True)
+        moved = _shuffle(builder, builder.zext(bits, i32), way, operand, limits)
+        return builder.bitcast(builder.trunc(moved, bits.type), kind)
+    arguments = [builder.bitcast(value, i32)]
+    if isinstance(operand, str):
+        text = f"shfl.sync.{way}.b32 $0, $1, {operand}, {limits}, -1;"
+    else:
+        text = f"shfl.sync.{way}.b32 $0, $1, $2, {limits}, -1;"
+        arguments.append(operand)
+    moved = asm(builder, text, ",".join(["=r"] + ["r"] * len(arguments)), i32, arguments, convergent=True)
     return builder.bitcast(moved, kind)
 
 

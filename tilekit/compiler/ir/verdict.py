@@ -13,12 +13,17 @@ from tilekit.compiler.ir.accesses import Access, accesses
 from tilekit.compiler.ir.build import Unsupported, build
 from tilekit.compiler.ir.inference import samples_of
 from tilekit.compiler.ir.nodes import Operation, Region
+from tilekit.compiler.ir.products import is_product
 from tilekit.compiler.ir.python import to_python
+from tilekit.compiler.layouts.linear import elements
 from tilekit.errors import CompileError
 from tilekit.lang.debug import static_line
 from tilekit.lang.registry import OPS
 
-__all__ = ["Accepted", "verdict"]
+__all__ = ["FOLDS_HAVE_WARPS", "Accepted", "verdict"]
+
+FOLDS_HAVE_WARPS = True
+"""Whether tiles that are loaded decide how many warps a block has, where they are larger than those that are stored."""
 
 _BROKEN = "kernel %s: its IR could not be built, by a mistake of tilekit's; it is compiled as it is written. Please report:"
 
@@ -58,6 +63,14 @@ class Accepted:
     def accesses(self) -> tuple[Access, ...]:
         """The tiles that it loads and stores, as far as that is known."""
         return () if self.kernel is None else tuple(accesses(self.kernel))
+
+    @property
+    def folded(self) -> int:
+        """The elements of the largest tile that it loads, where it multiplies no matrices: of a fold, what is stored is small,
+        and the time is that of the loads. 0 of other kernels, whose products say how many warps there are."""
+        if self.kernel is None or not FOLDS_HAVE_WARPS or any(map(is_product, self.kernel.walk())):
+            return 0
+        return max((elements(access.shape) for access in self.accesses), default=0)
 
     @property
     def compilable(self) -> BoundKernel:

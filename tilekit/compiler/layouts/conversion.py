@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, Layout, Vector
 
 __all__ = [
-    "MATRIX_ITEMSIZE", "Matrices", "Swizzle", "parts", "wavefronts", "with_lanes", "with_runs",
+    "MATRIX_ITEMSIZE", "Matrices", "Swizzle", "parts", "wavefronts", "with_lanes", "with_registers_first", "with_runs",
     "within_threads", "within_warps",
 ]  # fmt: skip
 
@@ -100,6 +100,18 @@ def with_lanes(layout: Layout, dim: int, run: int) -> Layout:
         register = reg.index(near)
         lane[others[0]], reg[register] = reg[register], lane[others[0]]
     return Layout(layout.shape, tuple(reg), tuple(lane), layout.warp)
+
+
+def with_registers_first(layout: Layout, dim: int) -> Layout:
+    """The layout in which what a thread holds along a dimension is in a row there: its registers walk that dimension first, then
+    its lanes, then its warps. The bits that walk it change places, and no others.
+    """
+    sides = {"reg": list(layout.reg), "lane": list(layout.lane), "warp": list(layout.warp)}
+    held = layout.axis(dim)
+    vectors = [sides[place.kind][place.bit] for place in held]
+    for place, vector in zip(sorted(held, key=lambda place: (list(sides).index(place.kind), place.bit)), vectors, strict=True):
+        sides[place.kind][place.bit] = vector
+    return Layout(layout.shape, *(tuple(side) for side in sides.values()))
 
 
 def parts(source: Layout, target: Layout, itemsize: int, limit: int) -> tuple[Vector, ...]:
