@@ -317,6 +317,25 @@ def test_the_turns_of_tiles(rows, columns, masks):
     assert found[:-1] == tuple(wanted[:-1])
 
 
+@tk.kernel
+def _order(y: tk.Out, last: int, split: tk.Const):
+    number = tk.bid(0) + tk.num_blocks(0) * (tk.bid(1) + tk.num_blocks(1) * tk.bid(2))
+    order = backward._longest_first(last, split)
+    for n in tk.static_range(3):
+        tk.store(y, (number, n), tk.full((1, 1), order[n], tk.int32))
+
+
+@pytest.mark.parametrize(("grid", "last"), [((3, 5, 2), 4), ((3, 5, 2), 10), ((4, 7, 1), 3), ((1, 4, 1), 1), ((2, 1, 3), 3)])
+def test_long_tiles_of_the_last_heads_come_first(device, grid, last):
+    """Each block has a tile of its own; first head by head, then tile by tile."""
+    tiles, heads, parts = grid
+    y = api.zeros((tiles * heads * parts, 3), tk.int32).sync()
+    _order(y.scattered(), last, parts > 1).grid(grid).sync()
+    wanted = [(tile, at % heads, at // heads) for at in range(heads * parts - last) for tile in range(tiles)]
+    wanted += [(tile, at % heads, at // heads) for tile in range(tiles) for at in range(heads * parts - last, heads * parts)]
+    assert [tuple(row) for row in y.to_host().sync()] == wanted
+
+
 def test_blocks_share_tiles_where_that_is_sooner_done():
     """Few tiles that take long: as many blocks as there are multiprocessors, or nearly. Else nothing changes."""
     for turns, heads, group, count in (
@@ -325,7 +344,7 @@ def test_blocks_share_tiles_where_that_is_sooner_done():
     ):  # fmt: skip
         assert backward.split_of(turns, heads, group, count).parts == 1
     for turns, heads, group, most in (
-        ((21,) * 11, 4, 8, 0.4), ((5, 3, 1), 6, 8, 0.3), ((8,) * 4, 6, 1, 0.7), ((64,) * 32, 1, 1, 0.35), ((300,), 4, 1, 0.1),
+        ((21,) * 11, 4, 8, 0.4), ((5, 3, 1), 6, 8, 0.35), ((8,) * 4, 6, 1, 0.7), ((64,) * 32, 1, 1, 0.35), ((300,), 4, 1, 0.1),
         ((1,), 8, 8, 0.6),
     ):  # fmt: skip
         split = backward.split_of(turns, heads, group, 132)
