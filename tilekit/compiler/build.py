@@ -270,11 +270,13 @@ def _with_rings(
     # Not where each thread has as many as it can use; and in blocks that share a multiprocessor only if they have to be.
     short = gpu.registers_of(config.num_threads + producers) < gpu.thread_registers
     alone = may_deal and short and (occupancy or 1) == 1
+    narrow = False  # whether instructions of products have fewer columns
 
     def state(rooms: int, kept: int, *, apart: bool = True, deals: bool = alone, spare: int = 0) -> Pipelines:
         return Pipelines(
             tensors, gpu, form.rings, producers=producers, shared=room, resident=occupancy or 1,
             alone=alone or occupancy == 1, rooms=rooms, kept=kept, apart=apart, deals=deals and may_deal, spare=spare,
+            narrow=narrow,
         )  # fmt: skip
 
     tried, spilling = state(0, 0), None
@@ -296,6 +298,12 @@ def _with_rings(
                 tried = state(tried.rooms, tried.kept, apart=False, deals=tried.deals)
                 continue
             if (occupancy or 1) > 1 and kernel.spilled_bytes:
+                if deals_registers(gpu) and not may_deal and not narrow and _has_wgmma(kernel):
+                    # Instructions of fewer columns want no more registers than all begin with; those who load have some to give.
+                    spilling, narrow = (kernel, compilation), True
+                    producers, may_deal = producers_of(gpu, config.num_warps), True
+                    tried = state(tried.rooms, tried.kept, apart=tried.apart, deals=True)
+                    continue
                 if may_deal and not tried.deals:
                     tried = state(tried.rooms, tried.kept, apart=tried.apart, deals=True, spare=tried.spare)
                     continue

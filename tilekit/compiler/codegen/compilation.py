@@ -116,7 +116,8 @@ class Pipelines:
             `operand_sets`: how many products have some; `apart`: whether they may.
         deals: whether registers are dealt out anew, from those who load to those who calculate.
         spare: how many more registers than usual a thread that loads keeps.
-        few_registers: whether a thread has fewer than a product takes, as far as it was compiled.
+        few_registers: whether a thread has fewer than a product takes, as far as it was compiled. `narrow`: instructions take as
+            many columns as those suffice for that all begin with.
         waiting: the last product that is waited for where it is asked for; None if another wait has come since.
         turn: that is being lowered; None outside of them. `parking`: by ring, whether the last one put operands somewhere.
         places: where such operands lie, in bytes behind all rings; `parked_bytes`: how much they take.
@@ -140,6 +141,7 @@ class Pipelines:
         apart: bool = True,
         deals: bool = False,
         spare: int = 0,
+        narrow: bool = False,
     ) -> None:
         self.tensors, self.target, self.rings, self.producers = tensors, target, rings, producers
         self.shared, self.resident, self.alone, self.rooms, self.kept = shared, resident, alone, rooms, kept
@@ -156,7 +158,7 @@ class Pipelines:
         self.left: dict[int, int] = {}
         self.operands: dict[int, list[tuple[str, int]]] = {}
         self.operand_sets, self.apart, self.deals, self.spare = 0, apart, deals, spare
-        self.few_registers = False
+        self.few_registers, self.narrow = False, narrow
         self.waiting: Any = None
         self.turn: Turn | None = None
         self.parking: dict[int, bool] = {}

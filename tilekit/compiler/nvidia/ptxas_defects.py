@@ -22,7 +22,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["is_wrong", "mend", "mended", "registers_wanted"]
+__all__ = ["is_wrong", "mend", "mended", "registers_wanted", "wanted_by"]
 
 # Of wgmma: columns, and what it adds up in. Its sums take a register each, or half of one; ptxas wants so many beside them.
 _WGMMA = re.compile(r"\bwgmma\.mma_async\.sync\.aligned\.m64n(\d+)k\d+\.\w(\d\d)\b")
@@ -45,8 +45,12 @@ _Lines = Mapping[str, Sequence[str]]
 
 def registers_wanted(ptx: str) -> int:
     """How many registers a thread has to have for each wgmma of a program; 0 without one."""
-    sums = [int(columns) * int(bits) // 64 for columns, bits in _WGMMA.findall(ptx)]
-    return max(sums) + _BESIDE if sums else 0
+    return max((wanted_by(int(columns), int(bits)) for columns, bits in _WGMMA.findall(ptx)), default=0)
+
+
+def wanted_by(columns: int, bits: int = 32) -> int:
+    """How many registers a thread has to have for a wgmma with sums of so many columns."""
+    return columns * bits // 64 + _BESIDE
 
 
 def mend(library: Any, capability: Any = None) -> bool:

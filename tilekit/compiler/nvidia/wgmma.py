@@ -38,6 +38,7 @@ from tilekit.compiler.codegen.emit import asm, pack, special_register, unpack
 from tilekit.compiler.codegen.types import TileType, i64, integer
 from tilekit.compiler.layouts.linear import Layout
 from tilekit.compiler.layouts.mma import WARPS_OF_GROUP, warpgroup_accumulator
+from tilekit.compiler.nvidia import ptxas_defects
 from tilekit.compiler.nvidia.multibuffer import the_pipelines
 from tilekit.compiler.nvidia.products import MatrixProduct, Way, left_out, product_family
 from tilekit.compiler.nvidia.shared_operands import asked_in_turn, own_turn, park, parked, turned_over
@@ -218,6 +219,16 @@ def _sum_dtype(a: DType, b: DType, precision: str) -> DType | None:
         return None
 
 
+def _widest(parts: int) -> int:
+    """How many columns an instruction takes at most; narrow ones what the registers that all threads begin with have room for."""
+    state, columns = current().pipelines, _MOST_COLUMNS
+    if state is not None and state.narrow and parts == 1:  # several parts are one instruction, or none
+        registers = state.target.registers_of((current().config.num_threads + state.producers) * state.resident)
+        while columns > _LEAST_COLUMNS and ptxas_defects.wanted_by(columns) > registers:
+            columns //= 2
+    return columns
+
+
 def _widened(tiles: types.BaseTuple) -> StagedType | str:
     """Tiles that lie behind each other in a stage, as the one that they are together; or why they are none."""
     first, *others = tiles.types
@@ -305,7 +316,7 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
     if any(ways) and not half:
         return f"{'b' if second.turned else 'a'} of {lies.dtype.name} needs its k contiguous in memory"
     promoted = lies.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast"
-    limit = _SUMMED_COLUMNS if promoted else _MOST_COLUMNS
+    limit = _SUMMED_COLUMNS if promoted else _widest(len(parts))
     turned = "".join(f", {way:d}" for way in ways) if half else ""
     warps = tile.config.num_warps
     wide_parts = [part[1] for part in parts]

@@ -75,7 +75,7 @@ def _back_and_forth(at, tiles, blocks):
 def _attention(
     o: tk.Out, lse: tk.Out, q: tk.In, k: tk.In, v: tk.In, scale: float, left: int, right: int, group: int, share: int,
     rows: int, tiles: int, blocks: int, parts: int, stays: tk.Const, masked: tk.Const, below: tk.Const, above: tk.Const,
-    wanted: tk.Const, apart: tk.Const, ahead: tk.Const, stages: tk.Const, precision: tk.Const,
+    wanted: tk.Const, apart: tk.Const, ahead: tk.Const, stages: tk.Const, rotate: tk.Const, precision: tk.Const,
 ):  # fmt: skip
     """A block that `stays` visits one tile of queries after another, each with so many tiles `ahead`; else there is one for each.
 
@@ -114,6 +114,7 @@ def _attention(
                 k.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
                 v.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
                 stages=stages,
+                rotate=rotate,
             ):
                 nothing = tk.zeros((BM, BN), tk.float32)
                 scores = tk.mma(query, key.reshape((BN, BD)).transpose(), nothing, precision=precision)
@@ -143,7 +144,10 @@ def _attention(
 
 
 class _Tiling(NamedTuple):
-    """`BM`, `BN`, `BD`, the stages of keys and values, the warps, and the blocks that a multiprocessor has room for."""
+    """`BM`, `BN`, `BD`, the stages of keys and values, the warps, and the blocks that a multiprocessor has room for.
+
+    Loops that `rotate` ask for scores ahead, which keys of the next tile have to be there for.
+    """
 
     rows: int
     columns: int
@@ -151,6 +155,7 @@ class _Tiling(NamedTuple):
     stages: int | None
     num_warps: int
     occupancy: int = 1
+    rotate: bool = True
 
 
 # By the head size. On GPUs of compute capability 9.0 each warpgroup has 64 rows, and shared memory room for the stages.
@@ -158,11 +163,12 @@ _STAGED = {64: _Tiling(128, 128, 64, 4, 8), 128: _Tiling(128, 128, 128, 2, 8), 2
 # With scores that are asked for ahead: keys and values come once for twice as many queries.
 _TALL = {64: _Tiling(256, 64, 64, 6, 16)}
 # With fewer rows, of which several blocks share a multiprocessor: while one begins and ends, others calculate.
-_LOW = {64: _Tiling(64, 64, 64, 2, 4, 3), 128: _Tiling(64, 64, 128, 1, 4, 2)}
+_LOW = {64: _Tiling(64, 64, 64, 2, 4, 3), 128: _Tiling(64, 64, 128, 1, 4, 2), 256: _Tiling(64, 64, 256, 1, 4, 2, False)}
 # Microseconds that a turn of such a tile takes, and all the rest of it, as measured on an H200; for other tiles by what a
 # multiprocessor calculates in one, by the size of an element.
 _COSTS = {
     _STAGED[64]: (1.18, 2.7), _TALL[64]: (1.07, 4.8), _LOW[64]: (0.92, 3.7), _STAGED[128]: (1.3, 6.0), _LOW[128]: (1.05, 4.1),
+    _STAGED[256]: (0.93, 6.2), _LOW[256]: (2.4, 5.0),
 }  # fmt: skip
 _RATE, _START = {2: 4.5e6, 4: 0.3e6}, 4.0
 # Of keys that are taken apart: microseconds that adding up takes, and the bytes that it moves in one.
@@ -170,6 +176,7 @@ _ADDING, _ADDED = 4.0, 2.0e6
 _MOST_PARTS, _LEAST_TURNS = 64, 2
 _LIKE = 0.75  # of the longest tile: where all take longer, the last to begin are the last to end
 _SHORT = 2048  # keys of sequences whose tiles blocks take in turns, whatever the mask
+_QUERIES_AHEAD = 64  # elements of heads of which two tiles of queries have room
 _WORTH = 0.9  # less than so much of the time of what is known to be good
 _TALL_TIME = 1.83  # that such a tile takes on an H200, of that of one of half as many rows
 _LOADED = {64: _Tiling(64, 32, 64, None, 4), 128: _Tiling(128, 32, 128, None, 8), 256: _Tiling(64, 16, 256, None, 4)}
@@ -237,6 +244,7 @@ def attention(
     # differently long, those of large heads had better come to who is done first: up to 13 %.
     stays = overlapped and not (masks.above and tiling.depth > 64 and keys > _SHORT)
     blocks = min(tiles, count * tiling.occupancy) if stays else tiles
+    ahead = 2 if stays and not masks.above and tiling.depth <= _QUERIES_AHEAD else 1
     if overlapped and masks.above:
         share = max(share, -(-_ROUNDS * count * tiling.rows // max(1, queries * group)) * group)
 
@@ -249,8 +257,7 @@ def attention(
             launch = _attention(
                 o.scattered(), weights.scattered(), q, k, v, factor * LOG2_E, masks.left, masks.right, group, share, rows, tiles,
                 blocks, parts, stays, masks.above or masks.below or keys % tiling.columns > 0, masks.below, masks.above,
-                return_lse or apart, apart, 2 if stays and not masks.above and tiling.depth <= 64 else 1, tiling.stages,
-                precision,
+                return_lse or apart, apart, ahead, tiling.stages, tiling.rotate, precision,
             )  # fmt: skip
             launch = launch.generics(BM=tiling.rows, BN=tiling.columns, BD=tiling.depth)
             yield launch.num_warps(tiling.num_warps).occupancy(tiling.occupancy).grid(blocks)
