@@ -506,10 +506,15 @@ def joined(result: Destination, *operands: Tensor) -> Joined:
 
 
 def rows_tile(shape: tuple[int, ...], elements: int) -> tuple[int, ...]:
-    """The extents of a tile of about so many elements: as much of a row as leaves little of the last tile empty, several rows."""
+    """The extents of a tile of about so many elements: whole rows, or as much of one as leaves little of the last tile empty.
+
+    Parts of rows that begin anywhere share sectors of memory, which whole rows do only at their ends: 330711 rows of 286 bfloat16
+    with gaps take 332 us in tiles of 64 columns, of 256 250, and of 512 180.
+    """
     widths = [1 << bit for bit in range(6, elements.bit_length()) if 1 << bit <= power(shape[-1])] or [power(shape[-1])]
     covered = [-(-shape[-1] // width) * width for width in widths]
-    tile = [max(width for width, many in zip(widths, covered, strict=True) if 8 * many <= 9 * min(covered))]
+    fitting = [width for width, many in zip(widths, covered, strict=True) if 8 * many <= 9 * min(covered)]
+    tile = [power(shape[-1]) if power(shape[-1]) <= elements else max(fitting)]
     for extent in reversed(shape[:-1]):
         elements //= tile[0]
         tile.insert(0, min(elements, power(extent)))

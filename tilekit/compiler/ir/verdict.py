@@ -20,10 +20,7 @@ from tilekit.errors import CompileError
 from tilekit.lang.debug import static_line
 from tilekit.lang.registry import OPS
 
-__all__ = ["FOLDS_HAVE_WARPS", "Accepted", "verdict"]
-
-FOLDS_HAVE_WARPS = True
-"""Whether tiles that are loaded decide how many warps a block has, where they are larger than those that are stored."""
+__all__ = ["Accepted", "verdict"]
 
 _BROKEN = "kernel %s: its IR could not be built, by a mistake of tilekit's; it is compiled as it is written. Please report:"
 
@@ -68,7 +65,7 @@ class Accepted:
     def folded(self) -> int:
         """The elements of the largest tile that it loads, where it multiplies no matrices: of a fold, what is stored is small,
         and the time is that of the loads. 0 of other kernels, whose products say how many warps there are."""
-        if self.kernel is None or not FOLDS_HAVE_WARPS or any(map(is_product, self.kernel.walk())):
+        if self.kernel is None or any(map(is_product, self.kernel.walk())):
             return 0
         return max((elements(access.shape) for access in self.accesses), default=0)
 

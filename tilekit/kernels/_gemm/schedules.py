@@ -4,7 +4,7 @@ On GPUs of compute capability 9.0 the candidates are compared by a model of what
 add so many elements, and wait so long in each step; so many bytes come from the L2 cache to each multiprocessor, and to all of
 them; and so many from memory. These go on at the same time, and delay each other the more, the more alike they are (the norm of
 order 4); what comes before and after the loop is not hidden. The numbers are an H200's: fitted to 218 random products, each with
-all tiles and numbers of parts, and to 26 of which one side is short; the choices by the model are 1.9 and 2.1 % slower than the
+all tiles and numbers of parts, and to 26 of which one side is short; the choices by the model are 1.7 and 3.7 % slower than the
 best ones. Elsewhere, and for operands that no ring of stages takes, tiles follow from the dtype; those of exact products of
 float32 have a model of their own (`exact`).
 """
@@ -32,20 +32,24 @@ __all__ = [
 
 # Of a multiprocessor, in a clock: products of elements, by the bytes that each has. What else a step along K costs those that do
 # it at the same time, in clocks and by its products: waiting for the tiles, and saying that they were read.
-_PRODUCTS, _WAITING, _ASKING = 4160, 15, 0.25
+_PRODUCTS, _WAITING, _ASKING = 4300, 90, 0.5
 # Clocks for which a tile is on its way, as others are of the stages of a block: 4, or up to 8 where it is alone on a
 # multiprocessor, of so many bytes together (see `compiler.nvidia.multibuffer`).
-_COMING, _STAGES, _STAGES_ALONE, _ROOM = 740, 4, 8, 224 << 10
+_COMING, _STAGES, _STAGES_ALONE, _ROOM = 570, 4, 8, 224 << 10
 # Bytes that come from the L2 cache in a clock, to a multiprocessor and to all of them: fewer where rows lie across its lines.
-_FETCHED, _CACHED, _ACROSS = 65, 6650, 5450
+_FETCHED, _CACHED, _ACROSS = 80, 7500, 6000
+# Rows that a tile has beyond a matrix are zeros, and take longer: with tiles of 128 x 128, 256 x 8192 x 8192 takes 50 us, and
+# with 224, 194, 160, 129 rows 51, 73, 83, 93.
+_BEYOND = 1750
 # The same where short sums of 8-bit floats are added up: by one warpgroup, and by several, of which another multiplies meanwhile.
 _SUMMING_WAITS, _SUMMING, _SUMMING_TOGETHER = 150, 1.4, 0.9
-# Clocks before the first tile has come and after the last, with `_STORED` elements of the result written in one.
-_LATENCY, _STORED = 3100, 10
+# Clocks before the first tile has come and after the last, with `_STORED` elements of the result written in one; fewer by the
+# other factor of a transpose, whose rows lie across what a warp has.
+_LATENCY, _STORED, _TURNED = 3200, 10, 1.7
 # Of a GPU: bytes a clock from memory or to it; and clocks from the end of one kernel to the work of the next.
-_MEMORY, _NEXT = 2260, 3300
+_MEMORY, _NEXT = 2360, 3100
 # Two tiles next to each other, which are stored one after the other, are no gain unless by so much.
-_TWO = 1.03
+_TWO = 1.02
 # Shares are none where operands are much larger than the L2 cache: blocks that are at different places of K share nothing in it.
 # (Measured: gains of 8 to 30 % up to 105 MB, a loss of 13 % at 210 MB.)
 _STREAMED = 128 << 20
@@ -58,10 +62,11 @@ _FEW_STAGED, _FEW_BYTES = 64, 512  # rows, and bytes along K: as many blocks as 
 # With tiles of so many bytes for each of its elements beside it, a larger accumulator does not fit the registers.
 _LARGE, _BESIDE = 128 * 128, 4
 # Blocks next to each other, or one below the other, that load a tile once for all of them. Of large tiles, two do if they visit
-# several. Those that have one do where they are not too many for the GPU, as the model says: each is no gain of itself.
-# (75 x 10240 x 8192 with tiles of 128 x 128: 60 us, with clusters of two 57, of four 48.)
+# several. Those that have one do where the model says so, if as many fit on the GPU, which has parts of 16 or 18 multiprocessors.
+# They have the larger operand's tiles in common, or the other's if no two blocks can have those. (75 x 10240 x 8192 with tiles of
+# 128 x 128: 60 us, with clusters of two 57, of four 48; 194 x 8192 x 8192: 73, with those of the larger operand 60, else 71.)
 _CLUSTER = (2, 1)
-_CLUSTERS, _EACH_TIME, _FITTING = ((2, 1), (1, 2), (4, 1), (1, 4)), 1.01, 0.85
+_CLUSTERS, _TOGETHER, _FITTING = ((2, 1), (1, 2), (4, 1), (1, 4)), 1.02, 0.85
 # Tiles for 16-bit operands in stages of shared memory on GPUs without products by warpgroups: a warp multiplies 64 x 32.
 _COPIED = (128, 128, 64, 8, None)
 # Tiles that are loaded as the loop goes, by the operands' dtype: rows, columns, depth, warps, and the blocks of a multiprocessor.
@@ -302,7 +307,9 @@ def _clusters_of(shape: tuple[int, int, int, int], count: int, tile: tuple[int, 
     return [
         (below, beside)
         for below, beside in _CLUSTERS
-        if rows % below == columns % beside == 0 and blocks <= count * (1 if below * beside == 2 else _FITTING)
+        if rows % below == columns % beside == 0
+        and blocks <= count * (1 if below * beside == 2 else _FITTING)
+        and (n >= m or columns % 2 if below > 1 else m >= n or rows % 2)
     ]
 
 
@@ -356,10 +363,13 @@ def _clocks(
         loop, mine, all_of_them = clocks * share, stored * share, tiles * parts * share
         after = _NEXT + 8 * batch * m * n * parts / _MEMORY if parts > 1 else 0  # they are written, and read
     operands = itemsize * batch * (m * k + k * n) / _MEMORY
-    cached = all_of_them * fetched / (_CACHED if lines else _ACROSS)
-    hidden = math.hypot(*(clocks**2 for clocks in (loop, mine * fetched / _FETCHED, cached, operands))) ** 0.5
-    clocks = hidden + stored * bm * bn / (_STORED / 2 if turned else _STORED) + _LATENCY + after
-    return clocks if cluster is None else clocks * _EACH_TIME ** math.log2(below * beside)
+    rows, columns = -(-m // bm), -(-n // bn)
+    beyond = batch * steps * _STAGED_BYTES * ((rows * bm - m) * columns / beside + (columns * bn - n) * rows / below)
+    cached = (all_of_them * fetched - beyond) / (_CACHED if lines else _ACROSS) + beyond / _BEYOND
+    fetching = mine * (fetched - beyond / all_of_them) / _FETCHED
+    hidden = math.hypot(*(clocks**2 for clocks in (loop, fetching, cached, operands))) ** 0.5
+    clocks = hidden + stored * bm * bn / (_STORED / _TURNED if turned else _STORED) + _LATENCY + after
+    return clocks if cluster is None else clocks * _TOGETHER ** math.log2(below * beside)
 
 
 def _smaller(shape: tuple[int, int, int, int], count: int, tile: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
