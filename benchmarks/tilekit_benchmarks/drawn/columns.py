@@ -14,7 +14,7 @@ __all__ = ["FAMILY"]
 
 _KERNELS = {"sum": _tilekit_columns.sums, "max": _tilekit_columns.maxima}
 _LAYOUTS = {CONTIGUOUS: 0.7, "rows with gaps": 0.3}
-_COLUMNS, _ELEMENTS = 128, 4096  # of a tile: no more columns than the matrix has, as a power of two
+_COLUMNS, _BYTES = 128, 16 << 10  # of a tile: no more columns than the matrix has, as a power of two
 _BLOCKS = 512  # keep a GPU busy: where there are few columns, the rows are dealt out to several
 
 
@@ -32,7 +32,7 @@ def _parts_of(extent: int, size: int) -> int:
 def _own(kernel: tk.Kernel, x: Any, t: Operands) -> Callable[[], tk.DeviceOp[Any]]:
     m, n = x.shape
     columns = min(_COLUMNS, 1 << (n - 1).bit_length())
-    rows = _ELEMENTS // columns
+    rows = _BYTES // (columns * x.itemsize)
     tiles = _parts_of(m, rows)
     share = _parts_of(tiles, max(1, min(tiles, _BLOCKS // _parts_of(n, columns))))
     parts = _parts_of(tiles, share)

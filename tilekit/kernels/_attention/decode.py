@@ -51,10 +51,11 @@ _SMALL = 256  # bytes of a query; of larger ones, and of more rows than products
 _LEAST_SHARE = 2  # tiles of keys that are worth a block
 _LEAST_PARTS = 4  # of sequences that may be of different lengths: blocks that are done early leave room for others
 # As measured on an H200: bytes that all blocks get in a microsecond, and one with a tile's bytes on their way, by these; what a
-# block takes to begin and end, and what adding up parts takes, in microseconds.
-_BANDWIDTH, _OF_STAGE, _START, _ADDING = 4.2e6, 0.29, 3.0, 4.0
+# block takes to begin and end, and what adding up takes, with each part, and where they are no power of two, in microseconds.
+_BANDWIDTH, _OF_STAGE, _START = 4.2e6, 0.42, 3.0
+_ADDING, _EACH, _BETWEEN = 2.5, 0.05, 1.0
 _EFFICIENT = 0.85  # of the places that the best number of parts keeps busy; fewer parts are less to add up
-_WORTH = 0.95  # less than so much of the time of these parts
+_WORTH, _PARTS_WORTH = 0.95, 0.88  # less than so much of the time of these parts: with one, and with several
 
 
 @tk.kernel
@@ -231,7 +232,8 @@ def _schedule(
     if occupancy > 1 and num_warps > 2 and page == keys:
         ways.append(schedule._replace(stages=_SHORT_STAGES, occupancy=_SHORT_BLOCKS))
     best = min((way._replace(parts=parts) for way in ways for parts in range(1, limit + 1)), key=time)
-    return best if time(best) <= _WORTH * time(schedule) else schedule
+    worth = _WORTH if best.parts == 1 else _PARTS_WORTH
+    return best if time(best) <= worth * time(schedule) else schedule
 
 
 def _parts(blocks: int, least: int, limit: int, places: int) -> int:
@@ -249,7 +251,9 @@ def _time(schedule: _Schedule, blocks: int, sequence_bytes: int, tile_bytes: int
     """What so many blocks, times the parts, take to read their sequences, in microseconds."""
     blocks, places = blocks * schedule.parts, count * schedule.occupancy
     rate = min(_BANDWIDTH / min(blocks, places), _OF_STAGE * 2 * schedule.stages * tile_bytes)
-    adding = _ADDING if schedule.parts > 1 else 0.0
+    adding = _ADDING + _EACH * power(schedule.parts) if schedule.parts > 1 else 0.0
+    if schedule.parts != power(schedule.parts):
+        adding += _BETWEEN
     return -(-blocks // places) * (sequence_bytes / schedule.parts / rate + _START) + adding
 
 

@@ -66,7 +66,7 @@ _MOST_OPERANDS = 3
 _TURNED = 0.97  # of the time that it takes else, by a model: the transpose is no gain unless it takes less
 _LEAST = 16  # of K: what an instruction of the tensor cores takes at once
 # Elements of a block that adds up parts: 8 a thread of 4 warps.
-_SUMMED, _SUMMED_WARPS = 1024, 4
+_SUMMED, _SUMMED_WARPS, _TURNED_COLUMNS = 1024, 4, 16
 
 
 @tk.function
@@ -437,7 +437,9 @@ def parts_added_up(target: Any, parts: Any, count: int) -> DeviceOp[Any]:
 
 
 def _added_up(kernels, target, parts, count, rest, constants):
-    columns = min(power(target.shape[-1]), 256)
+    # Of a transpose the result is contiguous down its columns: each is written in pieces of 128 bytes, not of 8.
+    across = _TURNED_COLUMNS if target.unit == len(target.shape) - 2 else 256
+    columns = min(power(target.shape[-1]), 256 if on_cpu(target) else across)
     rows = min(power(target.shape[-2]), 256 if on_cpu(target) else _SUMMED // columns)
     finish, tile = (kernels.finish, ()) if len(target.shape) == 2 else (kernels.finish_batch, (1,))
     launch = finish(target.partition((*tile, rows, columns)), parts, *rest, count, *constants)
