@@ -150,7 +150,7 @@ def test_the_loop_is_rotated(kernel, size):
     explained = launch(kernel, o, q, q, q, (128, 128)).explain("sm_90a")
     compiled, stages = explained.compiled, [ring.stages for ring in explained.pipelines]
     assert sorted(stages)[:3] == [1, 1, 1], "the queries; the first keys; the last values"
-    assert max(stages) == (2 if size == 128 else 4)
+    assert max(stages) == (2 if size == 128 else 5)
     assert compiled.registers <= 168
     assert compiled.local_bytes <= (8 if kernel is staying else 0)
     assert not explained.serialised

@@ -657,7 +657,7 @@ def test_copies_at_the_edge_fill_up_with_zeros():
     assert found == {("4", True), ("4", False), ("16", True), ("16", False)}
 
 
-@pytest.mark.parametrize(("blocks", "stages"), [(1, 4), (2, 3)])
+@pytest.mark.parametrize(("blocks", "stages"), [(1, 6), (2, 3)])
 def test_blocks_that_share_a_multiprocessor_have_fewer_stages(blocks, stages):
     op = launch(gemm, (64, 128, 64), 4).occupancy(blocks)
     (ring,) = op.explain("sm_80").pipelines
