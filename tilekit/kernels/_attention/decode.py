@@ -55,7 +55,7 @@ _LEAST_PARTS = 4  # of sequences that may be of different lengths: blocks that a
 _BANDWIDTH, _OF_STAGE, _START = 4.2e6, 0.42, 3.0
 _ADDING, _EACH, _BETWEEN = 2.5, 0.05, 1.0
 _EFFICIENT = 0.85  # of the places that the best number of parts keeps busy; fewer parts are less to add up
-_WORTH, _PARTS_WORTH = 0.95, 0.88  # less than so much of the time of these parts: with one, and with several
+_WORTH, _PARTS_WORTH = 0.95, 0.885  # less than so much of the time of these parts: with one, and with several
 
 
 @tk.kernel
