@@ -133,7 +133,8 @@ def test_rows_with_gaps_are_read_as_they_lie(dtype, gap, bits):
 
 
 @pytest.mark.parametrize(
-    ("columns", "tile"), [(1024, (2, 1024)), (1023, (2, 1024)), (1100, (1, 2048)), (3000, (2, 1024)), (5, (256, 8)), (50000, (1, 2048))]
+    ("columns", "tile"),
+    [(1024, (2, 1024)), (1023, (2, 1024)), (1100, (1, 2048)), (3000, (2, 1024)), (5, (256, 8)), (50000, (1, 2048))],
 )
 def test_rows_with_gaps_are_whole_in_tiles_or_leave_them_mostly_full(columns, tile):
     op = kernels.silu(meta_with_gaps(4096, columns, 8, "float16"))

@@ -164,7 +164,7 @@ def test_the_machine_does_one(make, turned):
     kernel = explained.compiled
     assert instructions(kernel) == {"m64n128"}
     assert not kernel.local_bytes
-    assert [ring.stages for ring in explained.pipelines] == [4]
+    assert [ring.stages for ring in explained.pipelines] == [7]
     assert "AHHHG" in products(kernel)
     assert any("2 products of one tile, 128 columns together" in remark.text for remark in explained.remarks)
 

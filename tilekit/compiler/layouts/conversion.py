@@ -108,9 +108,9 @@ def with_registers_first(layout: Layout, dim: int) -> Layout:
     """
     sides = {"reg": list(layout.reg), "lane": list(layout.lane), "warp": list(layout.warp)}
     held = layout.axis(dim)
-    vectors = [sides[place.kind][place.bit] for place in held]
-    for place, vector in zip(sorted(held, key=lambda place: (list(sides).index(place.kind), place.bit)), vectors, strict=True):
-        sides[place.kind][place.bit] = vector
+    vectors = [sides[kind][bit] for kind, bit in held]
+    for (kind, bit), vector in zip(sorted(held, key=lambda one: (list(sides).index(one.kind), one.bit)), vectors, strict=True):
+        sides[kind][bit] = vector
     return Layout(layout.shape, *(tuple(side) for side in sides.values()))
 
 

@@ -333,8 +333,8 @@ def ring(
     if known(stages):
         state.chosen[known(number)] = known(stages) * each
     # As many as fit if there is room for the other blocks that are wanted, too; but one at least.
-    most = _STAGES_ALONE if state.alone else _STAGES
-    count = known(stages) or min(most, max(room(state.resident) // each, min(1, room(1) // each)))
+    limit = _STAGES_ALONE if state.alone else _STAGES
+    count = known(stages) or min(limit, max(room(state.resident) // each, min(1, room(1) // each)))
     if not count:
         raise Unfit(f"a stage of {each} bytes does not fit into the shared memory that is left, {room(1)}")
     if not known(stages):
