@@ -10,7 +10,7 @@ from closeness import normal
 import tilekit as tk
 from tilekit import api, kernels
 from tilekit.kernels import epilogues
-from tilekit.kernels._gemm import products, schedules
+from tilekit.kernels._gemm import model, products, schedules
 
 f = api.from_host
 BF = ml_dtypes.bfloat16
@@ -201,7 +201,7 @@ def test_one_that_is_chosen(device, layouts, added):
 def test_none_are_chosen_in_place(device, monkeypatch, stack, operand):
     """No analysis sees that blocks read of two tiles what they write themselves."""
     dealt_out_as_on_a_gpu(monkeypatch)
-    monkeypatch.setattr(schedules, "_TWO", 0.1)  # whether or not they are best
+    monkeypatch.setattr(model, "_TWO", 0.1)  # whether or not they are best
     a, b, c = (normal(shape, np.float16, seed) for seed, shape in enumerate([(*stack, 130, 72), (72, 336), (*stack, 130, 336)]))
     for in_place in (True, False):
         other = f(c).sync()

@@ -13,7 +13,7 @@ import pytest
 
 import tilekit as tk
 from tilekit import api, dtypes, kernels
-from tilekit.kernels._gemm import exact, schedules
+from tilekit.kernels._gemm import exact, model, schedules
 from tilekit.kernels._gemm.stream_k import stream_k
 
 MULTIPROCESSORS = 132  # of an H200
@@ -27,13 +27,14 @@ def clocks(product, rows, columns, warps, parts, turned=False):
     )
     m, n = (n, m) if turned else (m, n)
     if parts == "stream":
-        blocks = schedules._held(MULTIPROCESSORS, warps)
+        blocks = model.held(MULTIPROCESSORS, warps)
         parts = stream_k(-(-m // rows), -(-n // columns), -(-k * product["itemsize"] // 128), blocks)
         if parts is None:
             return math.inf
-    shape, two = (product["batch"], m, n, k), schedules._TWO if schedules.columns_of(columns) else 1
-    tile, summed = (rows, columns, warps), product["itemsize"] == 1
-    return two * schedules._clocks(shape, MULTIPROCESSORS, product["itemsize"], summed, tile, parts, turned, lines)
+    two = model._TWO if model.columns_of(columns) else 1
+    shape, summed = (product["batch"], m, n, k), product["itemsize"] == 1
+    one = model.Product(shape, MULTIPROCESSORS, product["itemsize"], summed=summed, turned=turned, lines=lines)
+    return two * model.clocks(one, model.Way(rows, columns, warps, parts))
 
 
 def behind_and_off(products):
@@ -55,7 +56,7 @@ def measured(file):
 
 
 def test_the_model_agrees_with_what_was_measured(monkeypatch):
-    monkeypatch.setattr(schedules, "_STAGES_ALONE", 4)  # as many as blocks had when these were
+    monkeypatch.setattr(model, "_STAGES_ALONE", 4)  # as many as blocks had when these were
     products = [{**each, "itemsize": dtypes.as_dtype(each["dtype"]).itemsize} for each in measured("tiles-h200.json")]
     behind, off = behind_and_off(products)
     assert len(behind) == 220
@@ -156,13 +157,52 @@ def test_groups_choose_among_the_same_tiles():
     assert (generics["BM"], generics["BN"] + generics["BE"]) == (128, 192)
 
 
+def of(m, n, k, **options):
+    return model.Product((1, m, n, k), MULTIPROCESSORS, 2, **options)
+
+
 def test_an_odd_number_of_rows_of_tiles_has_no_clusters_in_the_model():
     """As in `Partition.map`: a tile of `b` comes to each block by itself, then."""
-    layout = ((128, 256, 8), 1, False, True)
-    even, odd = (schedules._clocks((1, 128 * rows, 8192, 512), MULTIPROCESSORS, 2, False, *layout) for rows in (24, 23))
+    way = model.Way(128, 256, 8)
+    even, odd = (model.clocks(of(128 * rows, 8192, 512), way) for rows in (24, 23))
     assert odd > even
-    alone = schedules._clocks((1, 128 * 24, 8192, 512), MULTIPROCESSORS, 2, False, *layout, clusters=False)
+    alone = model.clocks(of(128 * 24, 8192, 512, clusters=False), way)
     assert alone > odd
+
+
+def test_rows_beyond_a_matrix_take_longer():
+    """As measured: with tiles of 128 x 128, 129 rows take longer than 256."""
+    taken = [model.clocks(of(rows, 8192, 8192), model.Way(128, 128, 8)) for rows in (129, 194, 256)]
+    assert taken == sorted(taken, reverse=True)
+    assert taken[0] > 1.3 * taken[-1]
+
+
+def test_blocks_with_one_tile_each_load_the_larger_operand_together():
+    few, many = of(75, 10240, 8192), of(224, 8192, 8192)
+    assert set(model._clusters_of(few, 128, 128, 1)) == {(1, 2), (1, 4)}, "no two have the same columns"
+    assert model._clusters_of(many, 128, 128, 1) == [(2, 1)], "128 blocks in clusters of four have no room"
+    assert model._clusters_of(of(8192, 224, 8192), 128, 128, 1) == [(1, 2)]
+    assert model._clusters_of(of(4096, 4096, 4096), 128, 128, 1) == [], "blocks visit several"
+    assert model._clusters_of(of(75, 10240, 8192, clusters=False), 128, 128, 1) == []
+    together = model.clocks(few, model.Way(128, 128, 8, 1, (1, 4)))
+    assert together < 0.95 * model.clocks(few, model.Way(128, 128, 8))
+
+
+def test_clusters_are_as_the_schedule_says():
+    chosen = schedules.schedule_of(
+        api.meta((75, 8192), tk.bfloat16), (1, 75, 10240, 8192), staged=True, copied=False, even=True, cpu=False, tf32=False,
+        beside=0, tile=None, num_warps=None, splits=None,
+    )  # fmt: skip
+    assert chosen.cluster == (1, 4)
+    assert chosen.mapped(api.meta((75, 10240), tk.bfloat16)).cluster == (1, 4)
+    assert chosen.mapped(api.meta((3, 75, 10240), tk.bfloat16)).cluster == (1, 1, 4)
+
+
+def test_blocks_that_are_alone_have_all_stages():
+    launch = launch_of(40, 8192, 8192, tk.bfloat16)
+    assert launch._options.occupancy == 1
+    (ring,) = launch.explain("sm_90a").pipelines
+    assert ring.stages > 4
 
 
 def test_other_warps_than_the_model_has_in_mind_get_one_tile():

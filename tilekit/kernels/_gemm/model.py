@@ -1,0 +1,195 @@
+"""How long a product by warpgroups takes, by a model of the GPU, and the tiles, parts and clusters with which it is done first.
+
+In clocks: the tensor cores multiply and add so many elements, and wait so long in each step; so many bytes come from the L2 cache
+to each multiprocessor, and to all of them; and so many from memory. These go on at the same time, and delay each other the more,
+the more alike they are (the norm of order 4); what comes before and after the loop is not hidden. The numbers are an H200's:
+fitted to 218 random products, each with all tiles and numbers of parts, and to 26 of which one side is short; the choices by the
+model are 1.7 and 3.7 % slower than the best ones.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from tilekit.kernels._gemm.abreast import columns_of
+from tilekit.kernels._gemm.stream_k import StreamK, stream_k
+
+__all__ = ["CLUSTER", "LARGE", "MOST_SPLITS", "STAGED_BYTES", "Product", "Way", "cheapest", "clocks", "held", "together"]
+
+STAGED_BYTES = 128  # along K: what one swizzle covers
+MOST_SPLITS = 64
+LARGE = 128 * 128  # elements of a tile
+# Of a multiprocessor, in a clock: products of elements, by the bytes that each has. What else a step along K costs those that do
+# it at the same time, in clocks and by its products: waiting for the tiles, and saying that they were read.
+_PRODUCTS, _WAITING, _ASKING = 4300, 90, 0.5
+# Clocks for which a tile is on its way, as others are of the stages of a block: 4, or up to 8 where it is alone on a
+# multiprocessor, of so many bytes together (see `compiler.nvidia.multibuffer`).
+_COMING, _STAGES, _STAGES_ALONE, _ROOM = 570, 4, 8, 224 << 10
+# Bytes that come from the L2 cache in a clock, to a multiprocessor and to all of them: fewer where rows lie across its lines.
+_FETCHED, _CACHED, _ACROSS = 80, 7500, 6000
+# Rows that a tile has beyond a matrix are zeros, and take longer: with tiles of 128 x 128, 256 x 8192 x 8192 takes 50 us, and
+# with 224, 194, 160, 129 rows 51, 73, 83, 93.
+_BEYOND = 1750
+# The same where short sums of 8-bit floats are added up: by one warpgroup, and by several, of which another multiplies meanwhile.
+_SUMMING_WAITS, _SUMMING, _SUMMING_TOGETHER = 150, 1.4, 0.9
+# Clocks before the first tile has come and after the last, with `_STORED` elements of the result written in one; fewer by the
+# other factor of a transpose, whose rows lie across what a warp has.
+_LATENCY, _STORED, _TURNED = 3200, 10, 1.7
+# Of a GPU: bytes a clock from memory or to it; and clocks from the end of one kernel to the work of the next.
+_MEMORY, _NEXT = 2360, 3100
+# Two tiles next to each other, which are stored one after the other, are no gain unless by so much.
+_TWO = 1.02
+# Shares are none where operands are much larger than the L2 cache: blocks that are at different places of K share nothing in it.
+# (Measured: gains of 8 to 30 % up to 105 MB, a loss of 13 % at 210 MB.)
+_STREAMED = 128 << 20
+# Tiles for operands in stages of shared memory: rows, columns, warps. Each warpgroup has 64 rows, or more.
+_STAGED = ((128, 256, 8), (128, 128, 8), (64, 256, 4), (64, 128, 4), (128, 64, 8), (64, 64, 4))
+# With tiles of so many bytes for each element of a large one beside it, its accumulator does not fit the registers.
+_BESIDE = 4
+# Blocks next to each other, or one below the other, that load a tile once for all of them. Of large tiles, two do if they visit
+# several. Those that have one do where the model says so, if as many fit on the GPU, which has parts of 16 or 18 multiprocessors.
+# They have the larger operand's tiles in common, or the other's if no two blocks can have those. (75 x 10240 x 8192 with tiles of
+# 128 x 128: 60 us, with clusters of two 57, of four 48; 194 x 8192 x 8192: 73, with those of the larger operand 60, else 71.)
+CLUSTER = (2, 1)
+_CLUSTERS, _TOGETHER, _FITTING = ((2, 1), (1, 2), (4, 1), (1, 4)), 1.02, 0.85
+
+
+class Product(NamedTuple):
+    """A product whose operands come to stages of shared memory.
+
+    Attributes:
+        shape: `(batch, M, N, K)`.
+        count: of multiprocessors.
+        itemsize: of the operands.
+        beside, summed, turned, lines, clusters: see `schedules.schedule_of`.
+    """
+
+    shape: tuple[int, int, int, int]
+    count: int
+    itemsize: int
+    beside: int = 0
+    summed: bool = False
+    turned: bool = False
+    lines: bool = True
+    clusters: bool = True
+
+
+class Way(NamedTuple):
+    """How it is dealt out: tiles of so many rows and columns, the warps of a block, the parts that sums are taken in or how the
+    last tiles are dealt out, and how many blocks, below and next to each other, load tiles together.
+    """
+
+    rows: int
+    columns: int
+    warps: int
+    parts: int | StreamK = 1
+    cluster: tuple[int, int] | None = None
+
+
+def held(count: int, warps: int) -> int:
+    """How many blocks of so many warps multiprocessors hold."""
+    return count * max(1, 4 // warps * 2 if warps < 8 else 1)
+
+
+def together(rows: int, columns: int, warps: int) -> bool:
+    """Whether tiles are so large that a tile of `b` is loaded once for two blocks, if they visit several."""
+    return rows * columns > LARGE and warps >= 8
+
+
+def cheapest(product: Product, splits: int | str | None = None, abreast: tuple[int, ...] = ()) -> tuple[Way, float]:
+    """The way that takes the fewest clocks, and how many.
+
+    Args:
+        product: which.
+        splits: the parts of sums, or "stream", if somebody says so.
+        abreast: columns that a tile may have besides powers of two.
+    """
+    (batch, m, n, k), count = product.shape, product.count
+    best, chosen = math.inf, Way(128, 128, 8)
+    fitting = [columns for columns in abreast if columns_of(columns)[0] < n]  # else the second tile has none
+    more = [(rows, columns, warps) for columns in fitting for rows, warps in ((128, 8), (64, 4))]
+    steps = -(-k * product.itemsize // STAGED_BYTES)
+    near = product.itemsize * (m * k + k * n) <= _STREAMED
+    for bm, bn, warps in (*_STAGED, *more):
+        odd = bn in abreast
+        if (product.beside >= _BESIDE and bm * bn > LARGE) or (odd and splits == "stream"):
+            continue
+        tiles = max(1, batch * -(-m // bm) * -(-n // bn))
+        limit = min(MOST_SPLITS, steps, max(1, 2 * count // tiles))
+        ways: list[int | StreamK] = [splits] if isinstance(splits, int) else [1] if splits else list(range(1, limit + 1))
+        if batch == 1 and product.clusters and not odd and not isinstance(splits, int):
+            stream = stream_k(-(-m // bm), -(-n // bn), steps, held(count, warps))
+            # Of tiles that are too few from the start, the sums are split, as long as nobody says otherwise.
+            if stream is not None and (splits or (stream.top and near)):
+                ways = [stream] if splits else [*ways, stream]
+        for parts in ways:
+            for cluster in (None, *(() if odd else _clusters_of(product, bm, bn, parts))):
+                way = Way(bm, bn, warps, parts, cluster)
+                taken = clocks(product, way) * (_TWO if odd else 1)
+                if taken < best:
+                    best, chosen = taken, way
+    return chosen, best
+
+
+def _clusters_of(product: Product, rows: int, columns: int, parts: int | StreamK) -> list[tuple[int, int]]:
+    """The clusters that blocks may have which visit one tile each, of so many rows and columns."""
+    batch, m, n, _ = product.shape
+    down, across = -(-m // rows), -(-n // columns)
+    if not product.clusters or isinstance(parts, StreamK):
+        return []
+    return [
+        (below, beside)
+        for below, beside in _CLUSTERS
+        if down % below == across % beside == 0
+        and batch * down * across * parts <= product.count * (1 if below * beside == 2 else _FITTING)
+        and (n >= m or across % 2 if below > 1 else m >= n or down % 2)
+    ]
+
+
+def clocks(product: Product, way: Way) -> float:
+    """How long it takes in this way."""
+    (batch, m, n, k), count = product.shape, product.count
+    bm, bn, warps, parts, cluster = way
+    steps, each = -(-k * product.itemsize // STAGED_BYTES), held(count, warps) // count
+    down, across = -(-m // bm), -(-n // bn)
+    tiles = max(1, batch * down * across)
+    products = bm * bn * STAGED_BYTES / _PRODUCTS
+    rows = parts.top if isinstance(parts, StreamK) else down
+    visiting = product.clusters and together(bm, bn, warps) and tiles > held(count, warps) and rows % CLUSTER[0] == 0
+    below, beside = cluster or (CLUSTER if visiting and columns_of(bn) is None else (1, 1))
+    fetched = (bm / beside + bn / below) * STAGED_BYTES
+    alone = each == 1 or (not isinstance(parts, StreamK) and tiles * parts <= count)
+    stages = min(_STAGES_ALONE if alone else _STAGES, _ROOM // ((bm + bn) * STAGED_BYTES))
+    waiting = _WAITING + _COMING / (stages - 1)
+
+    def step(blocks: int) -> float:
+        """Of the blocks of a multiprocessor."""
+        if product.summed:
+            return _SUMMING_WAITS + (_SUMMING if blocks * warps <= 4 else _SUMMING_TOGETHER) * blocks * products
+        return max(blocks * products, waiting + _ASKING * blocks * products)
+
+    def turns_of(pieces: int) -> tuple[int, float]:
+        """How many of these a multiprocessor has, and the clocks of a step in all of its turns."""
+        turns = -(-pieces // count)
+        return turns, turns // each * step(each) + (step(turns % each) if turns % each else 0)
+
+    if isinstance(parts, StreamK):
+        # Rounds of whole tiles, and the blocks of a multiprocessor that each have a share, with two ends at most.
+        turns, whole = turns_of(parts.top * parts.columns)
+        loop, stored = whole * steps + parts.share * step(each), turns + 2 * each
+        mine, every = turns * steps + each * parts.share, (parts.top * parts.columns + parts.tiles) * steps
+        after = _NEXT + 8 * parts.places * bm * bn / _MEMORY + _LATENCY
+    else:
+        share = -(-steps // parts)
+        stored, whole = turns_of(tiles * parts)
+        loop, mine, every = whole * share, stored * share, tiles * parts * share
+        after = _NEXT + 8 * batch * m * n * parts / _MEMORY if parts > 1 else 0  # they are written, and read
+    operands = product.itemsize * batch * (m * k + k * n) / _MEMORY
+    beyond = batch * steps * STAGED_BYTES * ((down * bm - m) * across / beside + (across * bn - n) * down / below)
+    cached = (every * fetched - beyond) / (_CACHED if product.lines else _ACROSS) + beyond / _BEYOND
+    fetching = mine * (fetched - beyond / every) / _FETCHED
+    hidden = math.hypot(*(one**2 for one in (loop, fetching, cached, operands))) ** 0.5
+    storing = stored * bm * bn / (_STORED / _TURNED if product.turned else _STORED)
+    waits = 1.0 if cluster is None else _TOGETHER ** math.log2(below * beside)
+    return (hidden + storing + _LATENCY + after) * waits
