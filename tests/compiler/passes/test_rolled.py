@@ -154,6 +154,18 @@ def of_pairs(c: tk.Out, a: tk.In, b: tk.In):
     c.store(acc + other)
 
 
+def used_twice(c: tk.Out, a: tk.In, b: tk.In):
+    """The third product is of the second's tiles, not of the next ones."""
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(2):
+        ta, tb = tk.load(a, (0, 3 * k), (64, 64)), tk.load(b, (3 * k, 0), (64, 64))
+        ua, ub = tk.load(a, (0, 3 * k + 1), (64, 64)), tk.load(b, (3 * k + 1, 0), (64, 64))
+        acc = tk.mma(ta, tb, acc)
+        acc = tk.mma(ua, ub, acc)
+        acc = tk.mma(ua, ub, acc)
+    c.store(acc)
+
+
 def products(kernel):
     """Of a turn."""
     c, a = api.meta((64, 64)), api.meta((512, 512), tk.float16)
@@ -166,6 +178,17 @@ def products(kernel):
 @pytest.mark.parametrize("kernel", [other_steps, overlapping, other_tensors, scaled_once, summed_up, stored])
 def test_other_turns_stay(kernel):
     assert products(kernel) == 2
+
+
+def test_tiles_that_come_twice_are_not_the_next_ones(cpu):
+    assert products(used_twice) == 3
+    rng = np.random.default_rng(4)
+    a, b = (rng.integers(-3, 4, shape).astype(np.float16) for shape in ((64, 384), (384, 64)))
+    c = api.full((64, 64), np.nan, np.float32).sync()
+    with through_ir.rewritten():
+        tk.kernel(used_twice)(c.partition((64, 64)), api.from_host(a), api.from_host(b)).sync()
+    times = np.repeat([1, 2, 0, 1, 2, 0], 64).astype(np.float32)
+    np.testing.assert_array_equal(c.to_host().sync(), a.astype(np.float32) * times @ b.astype(np.float32))
 
 
 def test_a_part_of_a_turn_may_have_several_products():

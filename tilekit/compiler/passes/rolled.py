@@ -83,7 +83,7 @@ class _Turn:
         self.states = [[chain[at] for chain in sums] for at in range(0, count + 1, count // parts)] if count % parts == 0 else []
         self.inside = set(self.body.parameters) | {v for operation in self.body.operations for v in operation.results}
         self.numbers: dict[Value, tuple[Affine, int]] = {}
-        self._seen: set[tuple[Value, Value]] = set()
+        self._seen: set[tuple[Value, Value, int]] = set()
 
     def repeats(self) -> bool:
         """Whether all parts do what the first one does."""
@@ -115,7 +115,7 @@ class _Turn:
             return False
         if one is other and one not in self.inside:
             return True
-        if (one, other) in self._seen:
+        if (one, other, part) in self._seen:  # in another part, its ints have other differences
             return True
         mine, its = self.known.definitions.get(one), self.known.definitions.get(other)
         if mine not in self.body.operations or its not in self.body.operations or mine is None or its is None:
@@ -131,7 +131,7 @@ class _Turn:
             for first, second in zip(*operands, strict=True)
         )
         if same:
-            self._seen.add((one, other))
+            self._seen.add((one, other, part))
         return same
 
     def rolled_up(self) -> list[Operation]:
