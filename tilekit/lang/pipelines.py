@@ -96,7 +96,8 @@ def pipelined(
     Args:
         streams: rows of tiles, `x.tiles(shape)[i, :]`, or all tiles of a grid, `x.tiles(shape)`. All have equally many.
         stages: how many tiles of each stream there is room for in shared memory, those that are being worked on included: 1 to
-            16, and 32 in all loops of a kernel. By default as many as fit, up to 4. A constant.
+            16, and 32 in all loops of a kernel. By default as many as fit, up to 4, or 8 where a multiprocessor has one such
+            block alone. A constant.
         warp_specialize: whether loading is the work of warps of its own, besides the `num_warps` that calculate. By default the
             compiler decides. A constant.
         rotate: False keeps products in their turns. By default, where a turn has two products, the second made of the first, as
