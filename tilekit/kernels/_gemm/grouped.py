@@ -150,7 +150,7 @@ def grouped_gemm(
     splits = schedule.splits
     limit = min(total, (total + (groups + 1) * (schedule.rows - 1)) // schedule.rows) * -(-n // schedule.columns) * splits
     count = multiprocessors(a)
-    small = schedule.num_warps <= 4 and schedule.rows + schedule.columns <= _SMALL
+    small = schedule.num_warps <= 4 and schedule.rows + schedule.columns <= _SMALL and schedule.occupancy != 1
     blocks = min(limit, count * (_STAYING if not (staged or copied) else _STAYING_AHEAD if small else 1))
 
     def steps(new):
