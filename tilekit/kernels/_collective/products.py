@@ -151,7 +151,7 @@ def _product(name: str, a: Tensor, b: Tensor, size: int, dtype: Any, precision: 
         a, (size, m // size, n, k), staged=not exact and staged_operands(a, b),
         copied=in_stages(a, b, to=COPIES, warpgroups=False), even=aligned(a, b), lines=pitched(a, b, to=LINES), cpu=on_cpu(a),
         tf32=a.dtype == dtypes.float32 and not exact, beside=0, tile=tile, num_warps=None, splits=1,
-        summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
+        summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast", clusters=False,
     )  # fmt: skip
     slow = exact or a.dtype == dtypes.float64
     return _Product(wide, result_dtype(a, dtype, wide), False if slow else None, schedule)
