@@ -54,6 +54,7 @@ from tilekit.compiler.frontend.names import check_library, no_attribute, undefin
 from tilekit.compiler.frontend.pipelined import check_call
 from tilekit.compiler.frontend.source import KernelSource
 from tilekit.compiler.frontend.syntax import check_syntax
+from tilekit.compiler.frontend.tuples import names_of, put_together
 from tilekit.errors import CompileError
 from tilekit.lang import reduction, scanning
 from tilekit.lang.annotations import Generic
@@ -125,30 +126,6 @@ def _is_plain(node: ast.expr) -> bool:
     )
 
 
-def _names(names: Any) -> Iterator[str]:
-    """The names in a tuple of such, in order."""
-    if isinstance(names, tuple):
-        for part in names:
-            yield from _names(part)
-    elif names is not None:
-        yield names
-
-
-def _put_together(parameter: ast.arg, names: Any) -> ast.stmt:
-    """A parameter's value, of other parameters."""
-
-    def value(names: Any) -> ast.expr:
-        if isinstance(names, tuple):
-            return ast.Tuple([value(part) for part in names], ast.Load())
-        return ast.Constant(None) if names is None else ast.Name(names, ast.Load())
-
-    statement = ast.Assign([ast.Name(parameter.arg, ast.Store())], value(names))
-    for node in ast.walk(statement):
-        if isinstance(node, (ast.expr, ast.stmt)):
-            ast.copy_location(node, parameter)
-    return statement
-
-
 class _Binder(ast.NodeTransformer):
     """Rewrites one function definition."""
 
@@ -218,14 +195,14 @@ class _Binder(ast.NodeTransformer):
                     ast.copy_location(ast.arg(arg=name), a)
                     for a in parameters
                     if a.arg not in self.constants
-                    for name in _names(self.tuples.get(a.arg, a.arg))
+                    for name in names_of(self.tuples.get(a.arg, a.arg))
                 ],
                 kwonlyargs=[],
                 kw_defaults=[],
                 defaults=[],
             ),
             body=[
-                *(_put_together(a, self.tuples[a.arg]) for a in parameters if a.arg in self.tuples),
+                *(put_together(a, self.tuples[a.arg]) for a in parameters if a.arg in self.tuples),
                 *copy.deepcopy(original.body),
             ],
             decorator_list=[],
