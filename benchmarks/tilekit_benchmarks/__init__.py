@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilekit._runtime.device import Device
@@ -170,6 +171,7 @@ class Drawn:
         cases: how many the whole sweep has.
         seed: what they are drawn from; None for a fresh one.
         start, stop: from which of them on, and up to which, that one not included; None for all.
+        lock: a file by which runs beside each other take turns at the device; None if there is one alone.
     """
 
     family: str
@@ -177,6 +179,7 @@ class Drawn:
     seed: int | None = None
     start: int = 0
     stop: int | None = None
+    lock: Path | None = None
 
     def __post_init__(self) -> None:
         stop = self.cases if self.stop is None else self.stop

@@ -50,6 +50,7 @@ def _add_drawn(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--join", type=Path, nargs="+", metavar="FILE", help="measure nothing: join the records of the pieces of a sweep"
     )
+    parser.add_argument("--lock", type=Path, metavar="FILE", help="take turns at the device with all runs that name this file")
 
 
 def execute(options: argparse.Namespace, words: Sequence[str]) -> int:
@@ -91,7 +92,14 @@ def execute(options: argparse.Namespace, words: Sequence[str]) -> int:
 def _drawn(options: argparse.Namespace) -> Drawn | None:
     if options.family is None:
         return None
-    return Drawn(family=options.family, cases=options.cases, seed=options.seed, start=options.start, stop=options.stop)
+    return Drawn(
+        family=options.family,
+        cases=options.cases,
+        seed=options.seed,
+        start=options.start,
+        stop=options.stop,
+        lock=options.lock,
+    )
 
 
 def _show(record: Run, options: argparse.Namespace) -> int:

@@ -354,6 +354,17 @@ def test_pieces_join_to_the_whole(tmp_path, capsys):
     assert join([joined]).results == run.results
 
 
+def test_runs_with_the_same_lock_take_turns(tmp_path):
+    pytest.importorskip("torch", reason="torch is not installed")
+    fcntl = pytest.importorskip("fcntl", reason="locks of files are Unix's")
+    lock = tmp_path / "lock"
+    swept(tmp_path, "locked.json", "--cases", "1", "--lock", str(lock))
+    with Device("cpu").stream() as stream, lock.open() as other:
+        with measuring.Bench(stream, CPU, 1, lock).turn(), pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def test_what_is_no_piece_is_not_joined(tmp_path):
     pytest.importorskip("torch", reason="torch is not installed")
     first = swept(tmp_path, "first.json", "--cases", "3", "--to", "1")

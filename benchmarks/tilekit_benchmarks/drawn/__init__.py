@@ -42,7 +42,7 @@ def run(options: Options) -> DrawnRun:
     ended: str | None = None
     try:
         with device.stream() as stream:
-            bench = Bench(stream, LIMITS[device.kind], options.rounds)
+            bench = Bench(stream, LIMITS[device.kind], options.rounds, asked.lock)
             with bench.use():
                 results, ended = measure(bench, asked.family, seed, range(asked.start, stop))
     except Exception:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import tilekit as tk
@@ -56,14 +57,15 @@ class Bench:
         timer: takes the samples.
         limits: of what is drawn.
         rounds: how many samples count.
+        lock: a file that runs beside this one name, too; None if there are none.
     """
 
-    def __init__(self, stream: Stream, limits: Limits, rounds: int) -> None:
+    def __init__(self, stream: Stream, limits: Limits, rounds: int, lock: Path | None = None) -> None:
         need(("torch", "torch"))
         import torch
 
         self.torch: Any = torch
-        self.stream, self.limits, self.rounds = stream, limits, rounds
+        self.stream, self.limits, self.rounds, self.lock = stream, limits, rounds, lock
         self.cuda = stream.device.kind == "cuda"
         self.timer: EventTimer | HostTimer = timer_for(stream.device, stream)
         self.active: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -82,6 +84,19 @@ class Bench:
             stack.enter_context(policy_of(self.stream.device, self.stream))
             stack.enter_context(self.active())
             yield
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """While the device is busy for this run, and for no other that has the same lock. What compiles does so outside."""
+        if self.lock is None:
+            yield
+            return
+        import fcntl  # of Unix alone
+
+        with self.lock.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+            self.stream.synchronize()
 
     def problem(self, family: str, seed: int, case: Case) -> Problem:
         """The case with its tensors."""
@@ -177,8 +192,9 @@ class _Taken:
     def measure(self, family: str, seed: int) -> CaseResult:
         """Check and measure all contestants. Raises `_Short` if the best peer is too fast, unless this is the last attempt."""
         try:
-            problem = self.bench.problem(family, seed, self.case)
-            self.right = _several(problem.reference())
+            with self.bench.turn():
+                problem = self.bench.problem(family, seed, self.case)
+                self.right = _several(problem.reference())
         except Exception as error:  # such as out of memory: nobody has failed at the case
             _log.warning("%s: no tensors", self.case.label, exc_info=error)
             return CaseResult(case=self.case, left_out=(LeftOut(name="the case", cause="failed", reason=_reason(error)),))
@@ -194,8 +210,9 @@ class _Taken:
         everybody = [*peers, *([own] if own is not None else [])]
         measured: tuple[Measurement, ...] = ()
         try:
-            self.bench.free()
-            measured = self._compete(everybody)
+            with self.bench.turn():
+                self.bench.free()
+                measured = self._compete(everybody)
         except Exception as error:  # a fault: nothing can be measured any more
             self._leave_out("the case", error)
         return self._result(everybody, measured)
@@ -277,10 +294,11 @@ class _Taken:
         else:
             results = tuple(x.detach() for x in _several(call()))
         self.bench.stream.synchronize()
-        # The part that is compared may leave out what nobody wrote.
-        if any(x.dtype.is_floating_point and bool(torch.isnan(x).any()) for x in results):
-            return math.nan
-        return error_of(torch, problem.part(results), self.right, problem.by_rows)
+        with self.bench.turn():
+            # The part that is compared may leave out what nobody wrote.
+            if any(x.dtype.is_floating_point and bool(torch.isnan(x).any()) for x in results):
+                return math.nan
+            return error_of(torch, problem.part(results), self.right, problem.by_rows)
 
     def _ready(
         self, launches: Sequence[tuple[str, Callable[[], Any]]], own: bool
@@ -293,7 +311,8 @@ class _Taken:
             prepared = [("", lambda: op.run(stream))]
         if not self.bench.cuda:
             return 1, False, list(prepared)
-        once_us = self.bench.timer.sample_us(prepared[0][1], 3)
+        with self.bench.turn():
+            once_us = self.bench.timer.sample_us(prepared[0][1], 3)
         count = max(1, min(_MOST_RECORDED, math.ceil(_GRAPH_US / max(once_us, 1e-3))))
         try:
             if own:
@@ -312,7 +331,8 @@ class _Taken:
     def _quickly(self, joined: _Joined) -> float:
         """About how long a contestant takes."""
         launch = joined.contestant.variants[0].launch
-        return min(self.bench.timer.sample_us(launch, 2) for _ in range(3)) / joined.count
+        with self.bench.turn():
+            return min(self.bench.timer.sample_us(launch, 2) for _ in range(3)) / joined.count
 
     def _compete(self, everybody: Sequence[_Joined]) -> tuple[Measurement, ...]:
         contestants = [joined.contestant for joined in everybody]
