@@ -210,8 +210,8 @@ class _Taken:
         everybody = [*peers, *([own] if own is not None else [])]
         measured: tuple[Measurement, ...] = ()
         try:
+            self.bench.free()
             with self.bench.turn():
-                self.bench.free()
                 measured = self._compete(everybody)
         except Exception as error:  # a fault: nothing can be measured any more
             self._leave_out("the case", error)
