@@ -60,13 +60,14 @@ from tilekit.ops import DeviceOp, Spec
 
 __all__ = ["gemm"]
 
-BM, BN, BE, BK = tk.generics("BM BN BE BK")
+BM, BN, BE, BK, BP = tk.generics("BM BN BE BK BP")
 
 _MOST_OPERANDS = 3
 _TURNED = 0.99  # of the time that it takes else, by a model: the transpose is no gain unless it takes less
 _LEAST = 16  # of K: what an instruction of the tensor cores takes at once
-# Elements of a block that adds up parts: 8 a thread of 4 warps.
-_SUMMED, _SUMMED_WARPS, _TURNED_COLUMNS = 1024, 4, 16
+# Elements of a block that adds up parts: 8 a thread of 4 warps, or fewer, down to one a thread, where the result is small. They
+# are loaded of several parts at once, 256 bytes a thread: one after the other, 59 parts of 8 x 8 would take half of the product's time.
+_SUMMED, _LEAST_SUMMED, _LOADED_BYTES, _SUMMED_WARPS, _TURNED_COLUMNS = 1024, 128, 32768, 4, 16
 
 
 @tk.function
@@ -203,8 +204,8 @@ def _kernels(epilogue: Function) -> _Kernels:
     ):  # fmt: skip
         i, j = tk.bid(0), tk.bid(1)
         acc = tk.zeros((BM, BN), parts.dtype)
-        for part in range(count):
-            acc = acc + tk.load(parts, (part, i, j), (1, BM, BN)).reshape((BM, BN))
+        for several in range(tk.cdiv(count, BP)):
+            acc = acc + tk.sum(tk.load(parts, (several, i, j), (BP, BM, BN)), axis=0)
         out.store(finished(acc, 0, i, j, _WHOLE, alpha, beta, c, x, y, z, scaled, added, operands).astype(out.dtype))
 
     @tk.kernel
@@ -214,8 +215,8 @@ def _kernels(epilogue: Function) -> _Kernels:
     ):  # fmt: skip
         n, i, j = tk.bid(0), tk.bid(1), tk.bid(2)
         acc = tk.zeros((BM, BN), parts.dtype)
-        for part in range(n * count, (n + 1) * count):
-            acc = acc + tk.load(parts, (part, i, j), (1, BM, BN)).reshape((BM, BN))
+        for several in range(tk.cdiv(count, BP)):
+            acc = acc + tk.sum(tk.load(parts, (n, several, i, j), (1, BP, BM, BN)).reshape((BP, BM, BN)), axis=0)
         done = finished(acc, n, i, j, _WHOLE, alpha, beta, c, x, y, z, scaled, added, operands)
         out.store(done.astype(out.dtype).reshape((1, BM, BN)))
 
@@ -437,13 +438,20 @@ def parts_added_up(target: Any, parts: Any, count: int) -> DeviceOp[Any]:
 
 
 def _added_up(kernels, target, parts, count, rest, constants):
-    # Of a transpose the result is contiguous down its columns: each is written in pieces of 128 bytes, not of 8.
-    across = _TURNED_COLUMNS if target.unit == len(target.shape) - 2 else 256
-    columns = min(power(target.shape[-1]), 256 if on_cpu(target) else across)
-    rows = min(power(target.shape[-2]), 256 if on_cpu(target) else _SUMMED // columns)
-    finish, tile = (kernels.finish, ()) if len(target.shape) == 2 else (kernels.finish_batch, (1,))
+    *batch, m, n = target.shape
+    if on_cpu(target):
+        rows, columns, several = min(power(m), 256), min(power(n), 256), 1
+    else:
+        # Of a transpose the result is contiguous down its columns: each is written in pieces of 128 bytes, not of 8.
+        across = _TURNED_COLUMNS if target.unit == len(target.shape) - 2 else 256
+        summed = max(_LEAST_SUMMED, min(_SUMMED, power(-(-target.size // multiprocessors(target)))))
+        columns = min(power(n), across, summed)
+        rows = min(power(m), summed // columns)
+        several = min(power(count), _LOADED_BYTES // (rows * columns * parts.itemsize))
+    finish, tile = (kernels.finish_batch, (1,)) if batch else (kernels.finish, ())
+    parts = shaped(parts, (*batch, count, m, n))
     launch = finish(target.partition((*tile, rows, columns)), parts, *rest, count, *constants)
-    return launch.generics(BM=rows, BN=columns).num_warps(_SUMMED_WARPS)
+    return launch.generics(BM=rows, BN=columns, BP=several).num_warps(_SUMMED_WARPS)
 
 
 class _Recipe(NamedTuple):
