@@ -105,13 +105,43 @@ def test_few_tiles_are_split(columns):
     x = [api.meta(shape, tk.bfloat16) for shape in ((16, 4096), (5, 4096, columns))]
     op = kernels.grouped_gemm(*x, api.meta((5,), tk.int32))
     op.consumed()
-    grouped, added = op.parts()
+    *_, grouped, added = op.parts()
     assert (grouped.kernel.name, added.kernel.name) == ("_grouped", "sum_of_parts")
     if columns == 1:  # contiguous along K: how far apart a column's neighbours would be says nothing
         assert "UTMALDG" in grouped.compile(target="sm_90a").sass
     op = kernels.grouped_gemm(*x, api.meta((5,), tk.int32), splits=1)
     op.consumed()
     assert [each.kernel.name for each in op.parts()] == ["_grouped"]
+
+
+def test_groups_without_rows_are_not_counted():
+    """4 rows are of 4 groups at most, whose sums keep as many multiprocessors busy as there are."""
+    x = [api.meta(shape, tk.bfloat16) for shape in ((4, 8192), (56, 8192, 64))]
+    op = kernels.grouped_gemm(*x, api.meta((56,), tk.int32))
+    op.consumed()
+    grouped, added = op.parts()
+    assert grouped._options.grid == (128, 1, 1) and added.kernel.name == "sum_of_parts"
+
+
+@pytest.mark.parametrize("across", [False, True], ids=["rows", "columns"])
+def test_rows_of_odd_widths_are_packed(device, across):
+    """Rows that begin anywhere, and an `a` that is contiguous down its columns."""
+    offsets = [0, 200, 777]
+    a, b = operands(800, 3, 1031, 515, np.float16)
+    op = kernels.grouped_gemm(f(np.ascontiguousarray(a.T)).sync().T if across else f(a), f(b), i32(offsets))
+    close(op.to_host().sync(), a, b, offsets)
+
+
+def test_what_is_packed():
+    def names(a, b, turned=False):
+        a = api.meta(a, tk.float16)
+        op = kernels.grouped_gemm(a.T if turned else a, api.meta(b, tk.float16), api.meta(b[:1], tk.int32))
+        op.consumed()
+        return [each.kernel.name for each in op.parts()]
+
+    assert names((4080, 4281), (2, 4281, 2741)) == ["_pack", "_grouped"]
+    assert names((4096, 4080), (2, 4096, 2744), turned=True) == ["_pack", "_grouped"]
+    assert names((4080, 4096), (2, 4096, 2744)) == ["_grouped"]
 
 
 def test_more_tiles_than_blocks(device):

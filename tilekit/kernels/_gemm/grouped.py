@@ -3,8 +3,8 @@
 How many rows a group has is known on the device alone, so each block finds its tiles by itself: it goes over the groups, counts
 their tiles, and takes every n-th of n blocks. Tiles of rows begin where a group does, at any row: `a.slice(0, first)`. What they
 have of the next group's rows is multiplied, too, and not stored. Where tiles are too few for all multiprocessors, sums are split
-into parts, which a second kernel adds up. Shazeer et al., "Outrageously large neural networks: the
-sparsely-gated mixture-of-experts layer", 2017; Gale et al., "MegaBlocks", 2022.
+into parts, which a second kernel adds up. Operands that cannot come ahead as they lie are packed, as those of `gemm`.
+Shazeer et al., "Outrageously large neural networks: the sparsely-gated mixture-of-experts layer", 2017; Gale et al., "MegaBlocks", 2022.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._gemm.abreast import abreast_columns, place_of, store_left, store_right, sums_abreast
+from tilekit.kernels._gemm.packing import AS_THEY_LIE, described, packed, packing_of, worth_packing
 from tilekit.kernels._gemm.products import parts_added_up
 from tilekit.kernels._gemm.schedules import check_tile, result_dtype, schedule_of, sum_dtype
 from tilekit.kernels._host import (
@@ -137,29 +138,42 @@ def grouped_gemm(
     check_splits(name, splits)
     destination = out_or_new(name, out, a, (total, n), result_dtype(a, dtype, wide))
     exact = a.dtype == dtypes.float32 and precision != "tf32"
-    # Where the columns of `a` are contiguous, tiles begin in the middle of the 16 bytes that are copied at a time.
-    lies = a.unit == 1
-    staged = not exact and lies and staged_operands(a, b)
-    copied = lies and in_stages(a, b, to=COPIES, warpgroups=False)
-    schedule = schedule_of(
-        a, (max(1, groups), max(1, -(-total // max(1, groups))), max(1, n), max(1, k)), staged=staged, copied=copied,
-        even=aligned(a, b), lines=pitched(a, b, to=LINES), cpu=on_cpu(a), tf32=a.dtype == dtypes.float32 and not exact, beside=0,
-        tile=tile, num_warps=num_warps, splits=splits, summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
-        abreast=abreast_columns(b, precision) if num_warps is None else (), clusters=False,
-    )  # fmt: skip
+    some = max(1, min(groups, total))  # the others have no rows
+
+    def planned(a, b):
+        """The schedule for operands that lie like these, and whether tiles come ahead."""
+        # Where the columns of `a` are contiguous, tiles begin in the middle of the 16 bytes that are copied at a time.
+        lies = a.unit == 1
+        staged = not exact and lies and staged_operands(a, b)
+        copied = lies and in_stages(a, b, to=COPIES, warpgroups=False)
+        schedule = schedule_of(
+            a, (some, max(1, -(-total // some)), max(1, n), max(1, k)), staged=staged, copied=copied, even=aligned(a, b),
+            lines=pitched(a, b, to=LINES), cpu=on_cpu(a), tf32=a.dtype == dtypes.float32 and not exact, beside=0, tile=tile,
+            num_warps=num_warps, splits=splits, summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
+            abreast=abreast_columns(b, precision) if num_warps is None else (), clusters=False,
+        )  # fmt: skip
+        return schedule, staged or copied
+
+    (schedule, ahead), packing = planned(a, b), AS_THEY_LIE
+    free = not (on_cpu(a) or exact or tile or num_warps or splits) and a.itemsize <= 4
+    if free and total * n * k and any(wanted := packing_of(a, b, deep=True)):
+        other = planned(*map(described, (a, b), wanted))
+        if other[1] and worth_packing(schedule, other[0], (a, b), wanted, ahead=ahead):
+            packing, (schedule, ahead) = wanted, other
     splits = schedule.splits
     limit = min(total, (total + (groups + 1) * (schedule.rows - 1)) // schedule.rows) * -(-n // schedule.columns) * splits
     count = multiprocessors(a)
     small = schedule.num_warps <= 4 and schedule.rows + schedule.columns <= _SMALL and schedule.occupancy != 1
-    blocks = min(limit, count * (_STAYING if not (staged or copied) else _STAYING_AHEAD if small else 1))
+    blocks = min(limit, count * (_STAYING if not ahead else _STAYING_AHEAD if small else 1))
 
     def steps(new):
         y = new(destination)
         if y.size and k and groups:
             warp_specialize = False if exact or a.dtype == dtypes.float64 else None
+            left, right = yield from packed(new, (a, b), packing)
             parts = new(Spec((splits, total, n), wide)) if splits > 1 else y
             launch = _grouped(
-                shaped(parts, (splits * total, n)).scattered(), a, b, offsets, splits, schedule.share, wide, precision,
+                shaped(parts, (splits * total, n)).scattered(), left, right, offsets, splits, schedule.share, wide, precision,
                 warp_specialize, schedule.columns, splits > 1,
             ).grid(blocks)  # fmt: skip
             launch = launch.generics(**schedule.generics).num_warps(schedule.num_warps)

@@ -20,7 +20,7 @@ from tilekit.kernels._launches import New
 from tilekit.kernels._staging import LINES, aligned
 from tilekit.ops import DeviceOp, Spec
 
-__all__ = ["Packing", "described", "packed", "packing_of", "worth_packing"]
+__all__ = ["AS_THEY_LIE", "Packing", "described", "packed", "packing_of", "worth_packing"]
 
 BM, BN = tk.generics("BM BN")
 
@@ -66,10 +66,16 @@ Packing = tuple[tuple[int, ...] | None, tuple[int, ...] | None]
 """Of both operands the strides as they are to be packed; None of one that stays where it is."""
 
 
-def packing_of(a: Tensor, b: Tensor) -> Packing:
-    """How to pack those that do not come to shared memory as they lie: with that contiguous which is, or has to be."""
+AS_THEY_LIE: Packing = (None, None)
+
+
+def packing_of(a: Tensor, b: Tensor, *, deep: bool = False) -> Packing:
+    """How to pack those that do not come to shared memory as they lie: with that contiguous which is, or has to be.
+
+    That is K where tensor cores take the dtype along K alone; `deep` says that it is K of `a` whatever the dtype.
+    """
     a_deep, b_deep = len(a.shape) - 1, len(b.shape) - 2
-    return _packing(a, None if a.itemsize == 2 else a_deep), _packing(b, b_deep if b.itemsize == 1 else None)
+    return _packing(a, a_deep if deep or a.itemsize != 2 else None), _packing(b, b_deep if b.itemsize == 1 else None)
 
 
 def _packing(x: Tensor, deep: int | None) -> tuple[int, ...] | None:

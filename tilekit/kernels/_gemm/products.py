@@ -20,7 +20,7 @@ from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._gemm.abreast import abreast_columns, parts_abreast, place_of, store_left, store_right, sums_abreast
 from tilekit.kernels._gemm.exact import FEW_STEPS, fits_stages
-from tilekit.kernels._gemm.packing import Packing, described, packed, packing_of, worth_packing
+from tilekit.kernels._gemm.packing import AS_THEY_LIE, Packing, described, packed, packing_of, worth_packing
 from tilekit.kernels._gemm.schedules import (
     FEW_ROWS,
     Schedule,
@@ -65,8 +65,8 @@ BM, BN, BE, BK, BP = tk.generics("BM BN BE BK BP")
 _MOST_OPERANDS = 3
 _TURNED = 0.99  # of the time that it takes else, by a model: the transpose is no gain unless it takes less
 _LEAST = 16  # of K: what an instruction of the tensor cores takes at once
-# Elements of a block that adds up parts: 8 a thread of 4 warps, or fewer, down to one a thread, where the result is small. They
-# are loaded of several parts at once, 256 bytes a thread: one after the other, 59 parts of 8 x 8 would take half of the product's time.
+# Elements of a block that adds up parts: 8 a thread of 4 warps, or fewer, down to one, where the result is small. Several parts
+# are loaded at once, 256 bytes a thread: one after the other, 59 parts of 8 x 8 would take half of the product's time.
 _SUMMED, _LEAST_SUMMED, _LOADED_BYTES, _SUMMED_WARPS, _TURNED_COLUMNS = 1024, 128, 32768, 4, 16
 
 
@@ -475,7 +475,6 @@ class _Recipe(NamedTuple):
     vectors: Vectors | None
 
 
-_AS_THEY_LIE: Packing = (None, None)
 _recipes: dict[Any, _Recipe] = {}
 _RECIPES_KEPT = 512
 
@@ -531,7 +530,7 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
 
     schedule, turned, ahead = planned(a, b)
     free = not (cpu or exact or tile or num_warps or splits) and a.itemsize <= 4
-    packing, vectors = _AS_THEY_LIE, None
+    packing, vectors = AS_THEY_LIE, None
     if not (cpu or ahead or tile or num_warps or splits) and 0 < min(m, n) <= FEW_VECTORS and batch * k:
         deep = b.unit == len(b.shape) - 2 if m <= n else a.unit == len(a.shape) - 1
         vectors = vectors_of(batch, min(m, n), max(m, n), k, deep, multiprocessors(a))

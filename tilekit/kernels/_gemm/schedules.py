@@ -172,7 +172,8 @@ def _schedule(
         bm, bn, bk = (min(_CPU_TILE, power(extent)) for extent in (m, n, k))
         warps, parts = 1, splits or 1
     elif staged and n <= FEW_ROWS < m:
-        bm, bn, bk, warps = _FEW_STAGED, max(_LEAST, power(n)), _FEW_BYTES // itemsize, 4
+        deep = min(_FEW_BYTES, max(STAGED_BYTES, power(k * itemsize)))
+        bm, bn, bk, warps = _FEW_STAGED, max(_LEAST, power(n)), deep // itemsize, 4
         parts = splits or max(1, min(MOST_SPLITS, -(-k // bk), count // max(1, batch * -(-m // bm))))
     elif staged:
         product = Product(shape, count, itemsize, beside, summed, turned, lines, clusters)
