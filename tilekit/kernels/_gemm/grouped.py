@@ -4,7 +4,9 @@ How many rows a group has is known on the device alone, so each block finds its 
 their tiles, and takes every n-th of n blocks. Tiles of rows begin where a group does, at any row: `a.slice(0, first)`. What they
 have of the next group's rows is multiplied, too, and not stored. Where tiles are too few for all multiprocessors, sums are split
 into parts, which a second kernel adds up. Operands that cannot come ahead as they lie are packed, as those of `gemm`.
-Shazeer et al., "Outrageously large neural networks: the sparsely-gated mixture-of-experts layer", 2017; Gale et al., "MegaBlocks", 2022.
+
+Shazeer et al., "Outrageously large neural networks: the sparsely-gated mixture-of-experts layer", 2017; Gale et al.,
+"MegaBlocks", 2022.
 """
 
 from __future__ import annotations
