@@ -2,6 +2,7 @@
 
 In a turn of a pipelined loop they take turns at two places: a turn writes where the product of the turn before the last read.
 Between the two all threads have met, after each had waited for that product; so one barrier a turn is enough, behind the writes.
+Only there the product of the last turn is waited for: while an operand is read, turned and written, that is under way.
 That holds for statements that run once in each turn; others have one place, and a barrier on both sides of the writes.
 """
 
@@ -73,14 +74,12 @@ def park(builder: ir.IRBuilder, tile: TileType, elements: list[ir.Value], lies: 
     """
     state = current().pipelines
     assert state is not None, "looked at by `parked`"
-    turn = own_turn(state)
+    turn, waited = own_turn(state), False
     if turn is not None:
         base, name = _reserved(builder, state, (turn.ring, turn.parked, lies.room), 2 * lies.room)
         base = builder.add(base, builder.mul(builder.and_(turn.number, integer(32, 1)), integer(32, lies.room)))
         turn.parked += 1
         left, waited = asked_in_turn(state, turn.lines)
-        if not waited:
-            asm(builder, f"wgmma.wait_group.sync.aligned {left};", "~{memory}", _VOID, [], convergent=True)
     else:
         base, name = _reserved(builder, state, (len(state.places),), lies.room)
         asm(builder, "wgmma.wait_group.sync.aligned 0;", "~{memory}", _VOID, [], convergent=True)
@@ -90,8 +89,11 @@ def park(builder: ir.IRBuilder, tile: TileType, elements: list[ir.Value], lies: 
     for registers, address, offset in accesses(builder, base, tile.dtype.itemsize, way.swizzle, tile.layout):
         shared.put(builder, address, offset, tile.dtype, [elements[r] for r in registers])
     asm(builder, "fence.proxy.async.shared::cta;", "~{memory}", _VOID, [], effect=True)
-    if turn is not None:  # it orders what was read of the turn's tiles, too
+    if turn is not None:  # it orders what was read of the turn's tiles, too, before all threads meet
         state.unfenced.discard(turn.ring)
+        state.read.discard(turn.ring)
+        if not waited:
+            asm(builder, f"wgmma.wait_group.sync.aligned {left};", "~{memory}", _VOID, [], convergent=True)
     shared.barrier(builder)
     return base, name
 

@@ -17,7 +17,7 @@ import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._gemm.abreast import abreast_columns, place_of, store_left, store_right, sums_abreast
-from tilekit.kernels._gemm.packing import AS_THEY_LIE, described, packed, packing_of, worth_packing
+from tilekit.kernels._gemm.packing import AS_THEY_LIE, best_packing, packed
 from tilekit.kernels._gemm.products import parts_added_up
 from tilekit.kernels._gemm.schedules import check_tile, result_dtype, schedule_of, sum_dtype
 from tilekit.kernels._host import (
@@ -139,7 +139,8 @@ def grouped_gemm(
     tile = check_tile(name, tile, abreast=True)
     check_splits(name, splits)
     destination = out_or_new(name, out, a, (total, n), result_dtype(a, dtype, wide))
-    exact = a.dtype == dtypes.float32 and precision != "tf32"
+    rounded = a.dtype == dtypes.float32 and precision == "tf32"
+    exact = a.dtype == dtypes.float32 and not rounded
     some = max(1, min(groups, total))  # the others have no rows
 
     def planned(a, b):
@@ -150,18 +151,17 @@ def grouped_gemm(
         copied = lies and in_stages(a, b, to=COPIES, warpgroups=False)
         schedule = schedule_of(
             a, (some, max(1, -(-total // some)), max(1, n), max(1, k)), staged=staged, copied=copied, even=aligned(a, b),
-            lines=pitched(a, b, to=LINES), cpu=on_cpu(a), tf32=a.dtype == dtypes.float32 and not exact, beside=0, tile=tile,
-            num_warps=num_warps, splits=splits, summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
+            lines=pitched(a, b, to=LINES), cpu=on_cpu(a), tf32=rounded, beside=0, tile=tile, num_warps=num_warps,
+            over=rounded and b.unit != 1, splits=splits, summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
             abreast=abreast_columns(b, precision) if num_warps is None else (), clusters=False,
         )  # fmt: skip
         return schedule, staged or copied
 
-    (schedule, ahead), packing = planned(a, b), AS_THEY_LIE
+    plan, packing = planned(a, b), AS_THEY_LIE
     free = not (on_cpu(a) or exact or tile or num_warps or splits) and a.itemsize <= 4
-    if free and total * n * k and any(wanted := packing_of(a, b, deep=True)):
-        other = planned(*map(described, (a, b), wanted))
-        if other[1] and worth_packing(schedule, other[0], (a, b), wanted, ahead=ahead):
-            packing, (schedule, ahead) = wanted, other
+    if free and total * n * k:
+        packing, plan = best_packing(a, b, plan, planned, deep=True)
+    schedule, ahead = plan
     splits = schedule.splits
     limit = min(total, (total + (groups + 1) * (schedule.rows - 1)) // schedule.rows) * -(-n // schedule.columns) * splits
     count = multiprocessors(a)

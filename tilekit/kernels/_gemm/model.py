@@ -28,6 +28,8 @@ _PRODUCTS, _WAITING, _ASKING = 4300, 90, 0.5
 _COMING, _STAGES, _STAGES_ALONE, _ROOM = 570, 4, 8, 224 << 10
 # Bytes that come from the L2 cache in a clock, to a multiprocessor and to all of them: fewer where rows lie across its lines.
 _FETCHED, _CACHED, _ACROSS = 80, 7500, 6000
+# In a step, until a tile of `b` that was turned over is there.
+_TURNING = 200
 # Rows that a tile has beyond a matrix are zeros, and take longer: with tiles of 128 x 128, 256 x 8192 x 8192 takes 50 us, and
 # with 224, 194, 160, 129 rows 51, 73, 83, 93.
 _BEYOND = 1750
@@ -62,7 +64,7 @@ class Product(NamedTuple):
         shape: `(batch, M, N, K)`.
         count: of multiprocessors.
         itemsize: of the operands.
-        beside, summed, turned, lines, clusters: see `schedules.schedule_of`.
+        beside, summed, turned, lines, clusters, over: see `schedules.schedule_of`.
     """
 
     shape: tuple[int, int, int, int]
@@ -73,6 +75,7 @@ class Product(NamedTuple):
     turned: bool = False
     lines: bool = True
     clusters: bool = True
+    over: bool = False
 
 
 class Way(NamedTuple):
@@ -167,7 +170,8 @@ def clocks(product: Product, way: Way) -> float:
         """Of the blocks of a multiprocessor."""
         if product.summed:
             return _SUMMING_WAITS + (_SUMMING if blocks * warps <= 4 else _SUMMING_TOGETHER) * blocks * products
-        return max(blocks * products, waiting + _ASKING * blocks * products)
+        over = _TURNING if product.over else 0
+        return max(blocks * (products + over), waiting + _ASKING * blocks * products)
 
     def turns_of(pieces: int) -> tuple[int, float]:
         """How many of these a multiprocessor has, and the clocks of a step in all of its turns."""

@@ -9,18 +9,17 @@ Geijn, "Anatomy of high-performance matrix multiplication", 2008, pack for a pro
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import tilekit as tk
 from tilekit._tensor.tensor import Tensor
-from tilekit.kernels._gemm.schedules import Schedule
 from tilekit.kernels._host import multiprocessors, shaped
 from tilekit.kernels._launches import New
 from tilekit.kernels._staging import LINES, aligned
 from tilekit.ops import DeviceOp, Spec
 
-__all__ = ["AS_THEY_LIE", "Packing", "described", "packed", "packing_of", "worth_packing"]
+__all__ = ["AS_THEY_LIE", "Packing", "best_packing", "packed", "packing_of"]
 
 BM, BN = tk.generics("BM BN")
 
@@ -64,18 +63,20 @@ class _Described(Tensor):
 
 Packing = tuple[tuple[int, ...] | None, tuple[int, ...] | None]
 """Of both operands the strides as they are to be packed; None of one that stays where it is."""
+Plan = tuple[Any, ...]
+"""How a product is done: first its schedule, last whether tiles of the operands come to shared memory ahead."""
 
 
 AS_THEY_LIE: Packing = (None, None)
 
 
 def packing_of(a: Tensor, b: Tensor, *, deep: bool = False) -> Packing:
-    """How to pack those that do not come to shared memory as they lie: with that contiguous which is, or has to be.
+    """How to pack those that do not come to shared memory as tensor cores take them: with that contiguous which is, or has to be.
 
-    That is K where tensor cores take the dtype along K alone; `deep` says that it is K of `a` whatever the dtype.
+    That is K where they take the dtype along K alone; `deep` says that it is K of `a` whatever the dtype.
     """
     a_deep, b_deep = len(a.shape) - 1, len(b.shape) - 2
-    return _packing(a, a_deep if deep or a.itemsize != 2 else None), _packing(b, b_deep if b.itemsize == 1 else None)
+    return _packing(a, a_deep if deep or a.itemsize != 2 else None), _packing(b, b_deep if b.itemsize != 2 else None)
 
 
 def _packing(x: Tensor, deep: int | None) -> tuple[int, ...] | None:
@@ -90,30 +91,47 @@ def _packing(x: Tensor, deep: int | None) -> tuple[int, ...] | None:
     return tuple(strides)
 
 
-def described(x: Tensor, strides: tuple[int, ...] | None) -> Tensor:
+def _described(x: Tensor, strides: tuple[int, ...] | None) -> Tensor:
     """A tensor like the packed operand, to decide by; `x` itself if it stays where it is."""
     return x if strides is None else _Described(x.storage, x.shape, x.dtype, strides, 0)
 
 
-def worth_packing(
-    as_it_is: Schedule, staged: Schedule, operands: tuple[Tensor, Tensor], packing: Packing, *, ahead: bool
-) -> bool:
-    """Whether a product is done sooner by the second schedule, with its operands packed.
+def best_packing(
+    a: Tensor, b: Tensor, plan: Plan, planned: Callable[[Tensor, Tensor], Plan], *, deep: bool = False
+) -> tuple[Packing, Plan]:
+    """How operands are packed, and the plan for them then; as they lie, and `plan`, where that is no gain.
 
     Args:
-        as_it_is, staged: the schedules.
-        operands, packing: what is packed, and how.
-        ahead: whether the operands come to shared memory as they are, by copies of 4 or 8 bytes.
+        a, b: the operands.
+        plan: for them as they are: first its schedule, last whether tiles come to shared memory ahead.
+        planned: makes one for operands that lie otherwise.
+        deep: see `packing_of`.
     """
+    wanted = packing_of(a, b, deep=deep)
+    best, chosen = math.inf, (AS_THEY_LIE, plan)
+    for packing in {wanted, (wanted[0], None)} - {AS_THEY_LIE}:  # a `b` of float32 may be turned over on its way
+        other = planned(_described(a, packing[0]), _described(b, packing[1]))
+        if other[-1]:
+            taken, without = _microseconds(plan, other, (a, b), packing)
+            if taken < min(best, _WORTH * without):
+                best, chosen = taken, (packing, other)
+    return chosen
+
+
+def _microseconds(plan: Plan, other: Plan, operands: tuple[Tensor, Tensor], packing: Packing) -> tuple[float, float]:
+    """How long the product takes with operands that are packed, by the `other` plan, and without."""
+    as_it_is, staged = plan[0], other[0]
     multiplied = staged.clocks / _CLOCKS
     if math.isinf(multiplied):  # few rows, whose operands are what takes time
         multiplied = sum(x.nbytes for x in operands) / _BYTES + _NEXT
     moved = sum(2 * x.nbytes for x, strides in zip(operands, packing, strict=True) if strides)
-    if ahead:
-        unpacked = multiplied * (_COPIED if all(packing) else 1.0)
-    else:
+    if not plan[-1]:
         unpacked = as_it_is.share * (_ROUND * -(-as_it_is.blocks // multiprocessors(operands[0])) + _STEP)
-    return moved / _BYTES + _NEXT + multiplied < _WORTH * unpacked
+    elif operands[0].itemsize == 4 and as_it_is.clocks < math.inf:
+        unpacked = as_it_is.clocks / _CLOCKS
+    else:
+        unpacked = multiplied * (_COPIED if all(packing) else 1.0)
+    return moved / _BYTES + _NEXT + multiplied, unpacked
 
 
 def packed(new: New, operands: tuple[Tensor, Tensor], packing: Packing) -> Generator[DeviceOp[Any], Any, list[Tensor]]:

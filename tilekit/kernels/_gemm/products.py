@@ -20,7 +20,7 @@ from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._gemm.abreast import abreast_columns, parts_abreast, place_of, store_left, store_right, sums_abreast
 from tilekit.kernels._gemm.exact import FEW_STEPS, fits_stages
-from tilekit.kernels._gemm.packing import AS_THEY_LIE, Packing, described, packed, packing_of, worth_packing
+from tilekit.kernels._gemm.packing import AS_THEY_LIE, Packing, best_packing, packed
 from tilekit.kernels._gemm.schedules import (
     FEW_ROWS,
     Schedule,
@@ -496,7 +496,8 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
     if splits == "stream" and not matrix:
         raise ValueError('gemm: splits = "stream" is for matrices; the sums of a batch are split into so many parts each')
     result = result_dtype(a, dtype, wide)
-    exact, cpu = a.dtype == dtypes.float32 and precision != "tf32", on_cpu(a)
+    rounded, cpu = a.dtype == dtypes.float32 and precision == "tf32", on_cpu(a)
+    exact = a.dtype == dtypes.float32 and not rounded
     beside = sum(x.itemsize for x, each in zip((c, *operands), (added, *along), strict=True) if each and all(each[-2:]))
     # Two tiles next to each other are one instruction of the warps that the model has in mind.
     modelled = splits != "stream" and num_warps is None and not in_place
@@ -511,33 +512,34 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
             staged = False  # by copies of 4 or 8 bytes, for little work: loaded as the loop goes they take 0.6 to 1 of the time
 
         def scheduled(turned):
+            deep = a.unit == len(a.shape) - 1 if turned else b.unit == len(b.shape) - 2
             return schedule_of(
                 a, (batch, *((n, m) if turned else (m, n)), k or _LEAST), staged=staged or otherwise, copied=copied,
-                even=aligned(a, b), cpu=cpu, lines=pitched(a, b, to=LINES), tf32=a.dtype == dtypes.float32 and not exact,
+                even=aligned(a, b), cpu=cpu, lines=pitched(a, b, to=LINES), tf32=rounded,
                 beside=beside, tile=tile, num_warps=num_warps, splits=splits,
                 summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
                 abreast=abreast_columns(_turned(a) if turned else b, precision) if modelled else (), turned=turned,
-                fetched=fetched,
+                fetched=fetched, over=rounded and not deep,
             )  # fmt: skip
 
         either = staged and epilogue is None and tile is None and not cpu
         turned = otherwise or (either and m <= FEW_ROWS < n)
         schedule = scheduled(turned)
-        if either and min(m, n) > FEW_ROWS and (other := scheduled(True)).clocks < _TURNED * schedule.clocks:
+        either = either and min(m, n) > FEW_ROWS and staged_operands(_turned(b), _turned(a))
+        if either and (other := scheduled(True)).clocks < _TURNED * schedule.clocks:
             schedule, turned = (other, True) if other.stream is None else (schedule, False)
         ahead = fetched and fits_stages(schedule.rows, schedule.columns, schedule.depth, schedule.num_warps, k)
         return schedule, turned, staged or copied or otherwise or ahead
 
-    schedule, turned, ahead = planned(a, b)
+    plan = planned(a, b)
     free = not (cpu or exact or tile or num_warps or splits) and a.itemsize <= 4
     packing, vectors = AS_THEY_LIE, None
-    if not (cpu or ahead or tile or num_warps or splits) and 0 < min(m, n) <= FEW_VECTORS and batch * k:
+    if not (cpu or plan[-1] or tile or num_warps or splits) and 0 < min(m, n) <= FEW_VECTORS and batch * k:
         deep = b.unit == len(b.shape) - 2 if m <= n else a.unit == len(a.shape) - 1
         vectors = vectors_of(batch, min(m, n), max(m, n), k, deep, multiprocessors(a))
-    elif free and any(wanted := packing_of(a, b)) and batch * m * n * k:
-        other = planned(*map(described, (a, b), wanted))
-        if other[2] and worth_packing(schedule, other[0], (a, b), wanted, ahead=ahead):
-            packing, (schedule, turned, ahead) = wanted, other
+    elif free and batch * m * n * k:
+        packing, plan = best_packing(a, b, plan, planned)
+    schedule, turned, ahead = plan
     if turned:
         added = added[::-1]
     # Without fast tensor cores a product of small tiles takes so long that its operands come in time.

@@ -124,6 +124,7 @@ def schedule_of(
     a: Tensor, shape: tuple[int, int, int, int], *, staged: bool, copied: bool, even: bool, cpu: bool, tf32: bool, beside: int,
     tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | str | None, summed: bool = False,
     abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True, clusters: bool = True, fetched: bool = False,
+    over: bool = False,
 ) -> Schedule:  # fmt: skip
     """The schedule for a product of shape `(batch, M, N, K)`.
 
@@ -144,11 +145,12 @@ def schedule_of(
         clusters: whether blocks may load tiles together, and have shares of one, which those of kernels that find their tiles by
             themselves do not.
         fetched: see `_staging.exact_in_stages`.
+        over: whether tiles of the second operand are turned over on their way, whose columns tensor cores take as rows.
     """
     check_warps(num_warps)
     return _schedule(
         shape, multiprocessors(a), a.itemsize, staged, copied, even, cpu, tf32, beside, tile, num_warps, splits, summed,
-        abreast, turned, lines, clusters, fetched,
+        abreast, turned, lines, clusters, fetched, over,
     )  # fmt: skip
 
 
@@ -157,6 +159,7 @@ def _schedule(
     shape: tuple[int, int, int, int], count: int, itemsize: int, staged: bool, copied: bool, even: bool, cpu: bool, tf32: bool,
     beside: int, tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | str | None, summed: bool = False,
     abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True, clusters: bool = True, fetched: bool = False,
+    over: bool = False,
 ) -> Schedule:  # fmt: skip
     batch, m, n, k = shape
     clocks = math.inf
@@ -176,7 +179,7 @@ def _schedule(
         bm, bn, bk, warps = _FEW_STAGED, max(_LEAST, power(n)), deep // itemsize, 4
         parts = splits or max(1, min(MOST_SPLITS, -(-k // bk), count // max(1, batch * -(-m // bm))))
     elif staged:
-        product = Product(shape, count, itemsize, beside, summed, turned, lines, clusters)
+        product = Product(shape, count, itemsize, beside, summed, turned, lines, clusters, over)
         (bm, bn, warps, dealt, cluster), clocks = cheapest(product, splits, abreast)
         bk, parts = STAGED_BYTES // itemsize, dealt if isinstance(dealt, int) else "stream"
     elif itemsize == 4 and not tf32 and not copied:
