@@ -1,7 +1,7 @@
 """The producer of rings: the slice of a kernel that decides which tiles come, for the thread that issues copies.
 
-Legal where one thread can find that out alone, and in time: it calculates with numbers, and reads single elements of tensors that
-the kernel only reads, since what others write it might see at another time than they.
+Legal where one thread can find that out alone, and in time: it calculates with numbers and single elements, and reads those of
+tensors that the kernel only reads, since what others write it might see at another time than they.
 
 Where the block waits for a word of somebody else's, `while tk.atomic_add(flags, i, 0, memory_order="acquire") < n: pass`, this
 thread waits, too: the tiles of the loops behind it may come into being only then. A loop that waits in another way is nothing for
@@ -17,13 +17,13 @@ from tilekit.compiler.ir.effects import effects
 from tilekit.compiler.ir.nodes import Constant, Group, Operation, Region, Value, definitions
 from tilekit.compiler.ir.types import ScalarType, TensorType
 from tilekit.compiler.passes.dead_code import Liveness
-from tilekit.lang import atomic, calculation, memory
+from tilekit.lang import atomic, calculation, elementwise, memory
 
 __all__ = ["Unfit", "produce"]
 
 _HARMLESS = (
     memory.bid, memory.num_blocks, memory.num_tiles, calculation.cdiv, min, max, abs, int, range, divmod, len,
-    intrinsics.multiple, intrinsics.peek,
+    intrinsics.multiple, intrinsics.peek, elementwise.minimum, elementwise.maximum,
 )  # fmt: skip
 _ACQUIRING = (Constant("acquire"), Constant("acq_rel"))
 _VIEWS = ("tiles", "tiled_view", "num_tiles", "slice", "item")

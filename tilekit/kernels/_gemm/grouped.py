@@ -54,14 +54,16 @@ def _grouped(
     Sums that are taken `apart` have so many `splits`, one behind the other in `out`, of which each has `share` tiles along K.
     """
     groups, columns = b.shape[0], tk.cdiv(b.shape[2], wide)
-    # The next tile of this block, counted from the group's first. A slice that begins at the constant 0 is of another type.
-    at, first = tk.bid(0), 0 * groups
+    # The next tile of this block, counted from the group's first. Groups are counted in 32 bits, for each waits for the one before.
+    at, nothing = tk.bid(0), tk.load(offsets, 0, ()) * 0
+    begins = nothing
     for g in range(groups + 1):
-        last, steps = a.shape[0], 0  # rows behind those of all groups: sums of nothing
+        ends, steps = nothing + a.shape[0], 0  # rows behind those of all groups: sums of nothing
         if g < groups:
-            last = min(max(tk.load(offsets, g, ()).item(), first), a.shape[0])
+            ends = tk.minimum(tk.maximum(tk.load(offsets, g, ()), begins), ends)
             steps = tk.cdiv(a.shape[1], BK)
-        rows = tk.cdiv(last - first, BM)
+        tiles = (ends - begins + (BM - 1)) // BM
+        first, last, rows = begins.item(), ends.item(), tiles.item()
         while at < rows * columns * splits:
             part, top, begin, end = 0, 0, 0, steps
             if apart:
@@ -84,7 +86,7 @@ def _grouped(
                 tk.store(target, (i, j), acc.astype(out.dtype))
             at += tk.num_blocks(0)
         at -= rows * columns * splits
-        first = last
+        begins = ends
 
 
 @takes_ops
