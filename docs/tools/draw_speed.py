@@ -1,64 +1,72 @@
-"""Draw the front page's picture: the speed of tilekit's kernels, with the fastest of the others as 1.
+"""Draw the front page's picture: how fast tilekit is in sweeps, with the fastest of the other libraries as 1.
 
     python docs/tools/draw_speed.py
 
-The figures are those of the records in `docs/benchmarks`; nothing is measured here. `tests/docs/test_pictures.py` checks that the
-picture is up to date.
+The figures are those of the records of sweeps in `docs/benchmarks`, all seeds together; nothing is measured here.
+`tests/docs/test_pictures.py` checks that the picture is up to date.
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
+import math
 
-from drawing import AMBER, LINE, Drawing
+from drawing import AMBER, INK, LINE, Drawing
+from sweep_tables import ROOT, of_families, runs, statistics
 
-DOCS = Path(__file__).resolve().parents[1]
-PICTURE = DOCS / "images" / "speed.svg"
+PICTURE = ROOT / "docs" / "images" / "speed.svg"
 
-# What the row says; the record; the kernel and the shape in it.
-ROWS: tuple[tuple[str, str, str, list[int]], ...] = (
-    ("saxpy, 2^28 float32", "saxpy", "", []),
-    ("softmax, 32768 x 4096 float32", "softmax", "softmax", [32768, 4096]),
-    ("layer norm, 32768 x 4096 float16", "norms", "layer_norm", [32768, 4096]),
-    ("transpose, 16384 x 16384 float32", "kernels", "transpose", [16384, 16384]),
-    ("cross-entropy, 8192 x 32768 float16", "kernels", "cross_entropy", [8192, 32768]),
-    ("product of matrices, 4096^3 bfloat16", "gemm", "gemm", [4096, 4096, 4096]),
-    ("attention, heads of 128", "attention", "attention", [1, 32, 8192, 128]),
-    ("attention, heads of 128, causal", "attention", "causal attention", [1, 32, 8192, 128]),
-    ("its gradients, heads of 128, causal", "attention", "causal attention_backward", [1, 32, 8192, 128]),
-    ("its gradients, heads of 256, causal", "attention", "causal attention_backward", [1, 16, 8192, 256]),
-    ("decoding, 32768 keys, heads of 128", "attention", "attention_decode", [8, 32, 8, 32768, 128]),
-)
-NAMES = {"triton": "Triton", "cudnn": "cuDNN", "torch": "PyTorch", "flash-attention-2": "FlashAttention-2"}
-WIDTH, UNIT, LEFT, ROW = 470, 215, 12, 42  # pixels of the picture, of the speed 1, before it, and of a row
+NAMES = {
+    "rows": "softmax, norms, and gradients",
+    "columns": "sums and maxima of columns",
+    "pointwise": "gelu, silu, swiglu, rope",
+    "scans": "cumsum",
+    "transposes": "transpose",
+    "losses": "cross-entropy",
+    "gathers": "embedding",
+    "gemm": "products of matrices",
+    "grouped": "products by groups of rows",
+    "attention": "attention",
+    "gradients": "gradients of attention",
+    "prefill": "attention, with earlier keys",
+    "decode": "attention, decoding",
+}
+WIDTH, LEFT, OCTAVE, ROW, BAR = 480, 18, 74, 40, 13  # pixels of the picture, before the axis, of twice the speed, and of a row
+SLOWEST, FASTEST = 0.25, 16.0  # of the axis
 
 
-def speed(record: str, kernel: str, shape: list[int]) -> tuple[float, str]:
-    """tilekit's speed as a multiple of the fastest peer's, and that peer."""
-    data: dict[str, Any] = json.loads((DOCS / "benchmarks" / f"{record}-h200.json").read_text("utf-8"))
-    cases = [case for case in data.get("cases", [data]) if not kernel or (case["kernel"], case["shape"]) == (kernel, shape)]
-    results = cases[0]["results"]  # where there are several dtypes, the first
-    own = next(each for each in results if each["name"] == "tilekit")
-    best = min((each for each in results if each["name"] != "tilekit"), key=lambda each: each["median_us"])
-    paired = own.get("ratio", own.get("ratio_to_best_peer"))  # of samples taken in turns, where the record has it
-    name = "cuBLAS" if record == "gemm" and best["name"] == "torch" else NAMES[best["name"]]
-    return paired or best["median_us"] / own["median_us"], name
+def at(ratio: float) -> float:
+    """Where a ratio lies; beyond the axis, at its end."""
+    return LEFT + OCTAVE * math.log2(min(max(ratio, SLOWEST), FASTEST) / SLOWEST)
 
 
 def draw() -> Drawing:
-    end = 12 + ROW * len(ROWS)
-    d = Drawing(WIDTH, end + 26, "The speed of tilekit's kernels on an H200, with the fastest of the other libraries as 1")
-    for row, (label, record, kernel, shape) in enumerate(ROWS):
-        y = 12 + ROW * row
-        ratio, peer = speed(record, kernel, shape)
-        d.text(LEFT, y + 13, label, 13, anchor="start")
-        d.box(LEFT, y + 18, UNIT * ratio, 17, AMBER)
-        d.text(LEFT + UNIT * max(ratio, 1) + 8, y + 31, f"{ratio:.2f} of {peer}", 13, anchor="start")
-    x = LEFT + UNIT
-    d.parts.append(f'<line x1="{x}" y1="18" x2="{x}" y2="{end}" stroke="{LINE}" stroke-dasharray="3 3"/>')
-    d.text(x, end + 16, "1: the fastest of the others", 13)
+    families = runs()
+    end = 14 + ROW * len(families)
+    d = Drawing(
+        WIDTH, end + 44, "The speed of tilekit's kernels in sweeps on an H200, with the fastest of the other libraries as 1"
+    )
+    for exponent in range(round(math.log2(SLOWEST)), round(math.log2(FASTEST)) + 1):
+        x, dashes = at(2.0**exponent), ' stroke-dasharray="3 3"' if exponent else ""
+        d.parts.append(
+            f'<line x1="{x:g}" y1="14" x2="{x:g}" y2="{end}" stroke="{LINE}" stroke-width="{0.5 + (not exponent)}"{dashes}/>'
+        )
+        d.text(x, end + 16, f"{2.0**exponent:g}", 12)
+    for row, family in enumerate(families):
+        y = 14 + ROW * row
+        of = statistics(of_families([family]))
+        failed = f", {of.failed} failed" if of.failed else ""
+        d.box(at(of.low), y + 20, max(at(of.high) - at(of.low), 1), BAR, AMBER)
+        x = at(of.mean)
+        d.parts.append(f'<line x1="{x:g}" y1="{y + 17}" x2="{x:g}" y2="{y + 23 + BAR}" stroke="{INK}" stroke-width="3"/>')
+        for anchor, x_of_words, words in (
+            ("start", LEFT, NAMES[family]),
+            ("end", WIDTH - 18, f"mean {of.mean:.2f}, 5 % {of.low:.2f}{failed}"),
+        ):
+            width = 6.6 * len(words)  # of a card behind the words, so that no line goes through them
+            left = x_of_words if anchor == "start" else x_of_words - width
+            d.parts.append(f'<rect x="{left:g}" y="{y + 2}" width="{width:g}" height="15" fill="#ffffff"/>')
+            d.text(x_of_words, y + 14, words, 13, anchor=anchor)
+    d.text(WIDTH / 2, end + 36, "the geometric mean, and from the 5 % to the 95 % quantile", 13)
     return d
 
 

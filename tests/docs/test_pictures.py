@@ -38,7 +38,7 @@ def test_picture_of_speed_is_that_of_the_records(monkeypatch: pytest.MonkeyPatch
     monkeypatch.syspath_prepend(str(DOCS / "tools"))
     import draw_speed
 
-    for name in ("drawing", "draw_speed"):
+    for name in ("drawing", "draw_speed", "sweep_tables"):
         monkeypatch.delitem(sys.modules, name)
     assert draw_speed.PICTURE.read_text("utf-8") == draw_speed.draw().svg(), "run python docs/tools/draw_speed.py"
 
