@@ -355,7 +355,7 @@ def _shares(count: int) -> _Shares:
     tiles = -(-count // tile)
     share = tiles if tiles <= _TILES else -(-tiles // _PARTS)
     parts = -(-tiles // share)
-    return _Shares(tile, tiles, share, parts, max(1, min(8, parts // 64)))
+    return _Shares(tile, tiles, share, parts, max(1, min(8, power(parts) // 64)))
 
 
 def _of_two(tile: RowTile, rows: Tensor) -> tuple[tuple[int, int, int], tuple[int, int, int]] | None:
