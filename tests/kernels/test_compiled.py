@@ -107,9 +107,9 @@ KERNELS = {
     "weight gradients f32": (lambda: weight_gradients(F), 104),
     "sums of columns": (lambda: _norm._column_sums(m(4096).partition(128), m(16, 4096), 1, 16), 160),
     "sums of columns of two": (
-        lambda: _norm._column_sums_of_two(
-            m(128).partition(32), m(128).partition(32), m(512, 128), m(512, 128), 4, 128
-        ).num_warps(8),
+        lambda: _norm._column_sums_of_two(m(128).partition(32), m(128).partition(32), m(512, 128), m(512, 128), 4, 128).num_warps(
+            8
+        ),
         96,
     ),
     "gelu f32": (rows(kernels.gelu, 4096), 48),
