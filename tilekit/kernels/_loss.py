@@ -49,8 +49,8 @@ _FILLED = 0.75
 _BLOCKS = 32
 # Numbers that a block adds up at a time, 8 a thread; how many tiles of these one block takes alone; and how many blocks do else.
 _ADDED, _TILES, _PARTS = 2048, 4, 512
-# Bytes of a tile of the gradient. What belongs to a row, such as its class, a thread calculates for 8 rows, however short they are:
-# where a tile has so many rows, it has so many times as many of them. (Of 24 float16 it is 17 instructions an element, not 24.)
+# Bytes of a tile of the gradient. What belongs to a row, its class for one, a thread calculates for 8 rows, however short these
+# are: where a tile has so many rows, it has twice as many. (Of rows of 24 float16 it is 17 instructions an element, not 24.)
 _TILE_BYTES, _SHORT, _MORE = 4096, 8, 2
 _LOG2_E = 1.4426950408889634
 
