@@ -111,7 +111,7 @@ def _cross_entropy_long(
     lowest: tk.Const, dtype: tk.Const, mode: tk.Const, index: tk.Const,
 ):  # fmt: skip
     i, wanted = tk.bid(0), tk.load_tile_like(target, loss)
-    peak, total = weighed(x, i, 0, chunks, (1, columns), threads, dtype, lowest, mode)
+    peak, total = weighed(x, (i,), 0, chunks, (1, columns), threads, dtype, lowest, mode)
     norm = (peak + tk.log(total)).reshape(1)
     lse.store(norm)
     loss.store(tk.where(wanted == ignored, 0.0, norm - _picked(x, wanted, i, index).astype(dtype)))
