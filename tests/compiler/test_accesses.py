@@ -207,6 +207,22 @@ def test_parameters_are_what_the_format_says(compiled, tensor, wide):
 # ------------------------------------------------------------------------------------- windows, masks, gather, scatter, atomics
 
 
+def product(y, x, other):
+    y.store((tk.load_tile_like(x, y).astype(tk.float32) * tk.load_tile_like(other, y).astype(tk.float32)).astype(y.dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "bool"])
+def test_tiles_inside_wait_for_no_load_where_those_at_the_edge_have_others(compiled, tensor, dtype):
+    """Of one tensor after the other. Where both kinds of tiles meet, what was loaded is still in the registers of the access."""
+    made = compiled(product, tensor.out(8191, 1024, dtype), tensor(8191, dtype), tensor(8191, dtype))
+    blocks = re.split(r"(?m)^\.L_\S+:|BRA ", made.kernel.sass)
+    wide = [block for block in blocks if re.search(r"LDG\.E\.(128|64)", block)]
+    assert len(wide) == 2
+    for block in wide[:1]:  # behind the second they are used
+        behind = block[re.search(r"LDG\.E\.(128|64)", block).start() :]
+        assert not re.search(r"\b(PRMT|HADD2|SHF|LOP3|I2F)\b", behind), behind
+
+
 def reordered(y, x):
     y.store(tk.load(x, (tk.bid(1), tk.bid(0)), (32, 32), order="F"))
 

@@ -106,6 +106,12 @@ KERNELS = {
     "weight gradients f16": (lambda: weight_gradients(H), 112),
     "weight gradients f32": (lambda: weight_gradients(F), 104),
     "sums of columns": (lambda: _norm._column_sums(m(4096).partition(128), m(16, 4096), 1, 16), 160),
+    "sums of columns of two": (
+        lambda: _norm._column_sums_of_two(m(128).partition(32), m(128).partition(32), m(512, 128), m(512, 128), 4, 128).num_warps(
+            8
+        ),
+        96,
+    ),
     "gelu f32": (rows(kernels.gelu, 4096), 48),
     "gelu f16": (rows(kernels.gelu, 4096, H), 72),
     "gelu tanh f16": (rows(lambda x: kernels.gelu(x, approximate="tanh"), 4096, H), 80),

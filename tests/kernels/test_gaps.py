@@ -6,6 +6,7 @@ import row_kernels
 
 import tilekit as tk
 from tilekit import api, kernels
+from tilekit.kernels import _host
 
 RNG = np.random.default_rng(7)
 
@@ -64,3 +65,20 @@ def test_mistakes_are_told_as_of_others(device):
         kernels.softmax(x, out=api.zeros((3, 5, 31)).sync())
     with pytest.raises(TypeError, match="cumsum: x holds int8"):
         kernels.cumsum(batches((3, 5, 32), np.int8))
+
+
+@pytest.mark.parametrize("dealt", ["as here", "as on a GPU"])
+@pytest.mark.parametrize("shape", [(3, 5, 32), (2, 3, 70000), (4, 70, 33)], ids=str)
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "softmax_backward", "log_softmax_backward"])
+def test_batches_are_taken_as_they_lie(device, monkeypatch, name, shape, dealt):
+    """By the same kernels as matrices, which give the same; copies would be another launch, and twice the memory."""
+    if dealt == "as on a GPU":
+        monkeypatch.setattr(_host, "on_cpu", lambda tensor: False)
+    function = getattr(kernels, name)
+    taken = [batches(shape), batches(shape)] if name.endswith("backward") else [batches(shape)]
+    expected = function(*(x.dup().sync() for x in taken)).sync().numpy()
+    out = batches(shape)
+    for op in (function(*taken), function(*taken, out=out)):
+        parts = op.parts()
+        assert len(parts) <= 2 and all(isinstance(part, tk.KernelLaunch) for part in parts)
+        np.testing.assert_array_equal(op.sync().numpy(), expected)

@@ -40,6 +40,8 @@ def test_blocks_that_add_up():
         assert tiles == -(-count // tile)
         assert (parts - 1) * share < tiles <= parts * share
         assert parts <= 512
+    # The one block that adds up what hundreds have is of a power of two of warps, however many these are.
+    assert {_loss._shares(count).num_warps for count in range(8193, 1 << 24, 8191)} == {1, 2, 4, 8}
 
 
 def loss_of(x, target, ignored=-100):

@@ -8,7 +8,7 @@ from closeness import FLOATS, close, normal
 
 import tilekit as tk
 from tilekit import api, dtypes, kernels
-from tilekit.kernels import _embedding
+from tilekit.kernels import _embedding, _rope
 
 f = api.from_host
 named = {"ids": lambda d: np.dtype(d).name}
@@ -210,7 +210,10 @@ def test_embedding_by_elements(device, width, dtype, monkeypatch):
 
 @pytest.mark.parametrize("dtype", FLOATS, **named)
 @pytest.mark.parametrize("shape", [(3, 5, 2, 8), (6, 4, 80), (2, 9, 3, 128), (1, 3, 33, 2), (3, 66, 64), (2, 130, 512)], ids=str)
-def test_rope(device, shape, dtype):
+@pytest.mark.parametrize("dealt", ["as here", "as on a GPU"])
+def test_rope(device, monkeypatch, shape, dtype, dealt):
+    if dealt == "as on a GPU":
+        monkeypatch.setattr(_rope, "on_cpu", lambda x: False)
     positions, size = shape[-3], shape[-1]
     x = normal(shape, dtype)
     angles = np.arange(positions)[:, None] * 10000.0 ** (-np.arange(size // 2) / (size // 2))
@@ -226,3 +229,10 @@ def test_rope(device, shape, dtype):
     assert y.dtype == x.dtype
     close(y, turned(x, sin))
     close(kernels.rope_backward(f(x), f(cos), f(sin)).to_host().sync(), turned(x, -sin))
+
+
+def test_heads_of_a_tile_of_rope():
+    """As many as leave little over: of 10 heads 2 at a time, not 16."""
+    assert [_rope._together(heads, 64) for heads in (1, 2, 8, 10, 12, 16, 30, 32, 40, 64, 128)] == [
+        1, 2, 8, 2, 4, 16, 32, 32, 8, 64, 64
+    ]  # fmt: skip

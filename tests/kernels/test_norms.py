@@ -7,6 +7,7 @@ import pytest
 from closeness import FLOATS, close, normal
 
 from tilekit import api, kernels
+from tilekit.kernels import _norm
 
 SHAPES = [(5, 7), (3, 1000), (2, 3, 33), (300, 64), (70, 128), (2, 4096), (2, 40000), (1, 140000)]
 f = api.from_host
@@ -57,6 +58,18 @@ def test_forward_and_backward(device, shape, dtype):
     expected = gradients(g, x, w, 1e-6, False)
     close(dx, expected[0] + other.astype(np.float64))
     close(dw, expected[1])
+
+
+@pytest.mark.parametrize("rows", [16, 48, 49, 700])
+def test_gradients_of_weights_as_on_a_gpu(device, monkeypatch, rows):
+    """Of few rows a block has all; what several blocks have is added up in one launch for both gradients."""
+    monkeypatch.setattr(_norm, "on_cpu", lambda x: False)
+    g, x, w = normal((rows, 200), np.float32), normal((rows, 200), np.float32, 1), normal(200, np.float32, 2)
+    for backward, eps, centred in ((kernels.layer_norm_backward, 1e-5, True), (kernels.rms_norm_backward, 1e-6, False)):
+        op = backward(f(g).sync(), f(x).sync(), f(w).sync(), eps)
+        assert len(op.parts()) == (2 if rows <= 48 else 3)
+        for found, expected in zip(op.sync(), gradients(g, x, w, eps, centred)):
+            close(found.to_host().sync(), expected)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -51,10 +51,12 @@ __all__ = [
     "power",
     "result",
     "row_tile",
+    "rows_in",
     "rows_of",
     "rows_tile",
     "same_shape",
     "shaped",
+    "takes_batches",
     "takes_ops",
     "takes_rows",
 ]  # fmt: skip
@@ -160,22 +162,31 @@ def takes_ops(function: F) -> F:
 def takes_rows(function: F) -> F:
     """As `takes_ops`, of a function that works on rows along the last dimension: tensors of which no view is a matrix of these
     rows, such as batches with gaps between them, are copied first, and results come to such an `out` by a copy."""
+    return _takes(function, _lacks_rows)
+
+
+def takes_batches(function: F) -> F:
+    """As `takes_rows`, of a function that takes batches of rows as they lie, too; see `rows_in`."""
+    return _takes(function, lambda x: _lacks_rows(x) and len(x.shape) != 3)
+
+
+def _takes(function: F, copied: Callable[[Any], bool]) -> F:
     whole = takes_ops(function)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> DeviceOp[Any]:
-        if not any(map(_lacks_rows, (*args, *kwargs.values()))):
+        if not any(map(copied, (*args, *kwargs.values()))):
             return function(*args, **kwargs)
         out = kwargs.pop("out", None)
-        if out is not None and not _lacks_rows(out):
+        if out is not None and not copied(out):
             kwargs["out"], out = out, None
-        taken = [x.dup() if _lacks_rows(x) else x for x in args]
-        op = whole(*taken, **{key: x.dup() if _lacks_rows(x) else x for key, x in kwargs.items()})
+        taken = [x.dup() if copied(x) else x for x in args]
+        op = whole(*taken, **{key: x.dup() if copied(x) else x for key, x in kwargs.items()})
         if out is None:
             return op
-        copied = op.then(lambda result: result.copy_into(out))
-        copied.spec = op.spec
-        return copied
+        moved = op.then(lambda result: result.copy_into(out))
+        moved.spec = op.spec
+        return moved
 
     return takes_ops(call)  # type: ignore[type-var]
 
@@ -299,6 +310,21 @@ def rows_of(name: str, x: Tensor) -> Tensor:
     return x if len(x.shape) == 2 else shaped(x, (math.prod(x.shape[:-1]), x.shape[-1]))
 
 
+def rows_in(name: str, *tensors: Destination) -> list[Any]:
+    """Tensors of one shape as matrices, whose rows lie along their last dimension; or, if one of them has three dimensions and
+    no such view, all as batches of rows.
+
+    Raises:
+        ValueError: they have no dimensions.
+    """
+    shape = tensors[0].shape
+    if not shape:
+        raise ValueError(f"{name}: a tensor without dimensions has no rows; reshape(1) makes one of one element")
+    if any(map(_lacks_rows, tensors)):
+        return list(tensors)
+    return [x if len(shape) == 2 else shaped(x, (math.prod(shape[:-1]), shape[-1])) for x in tensors]
+
+
 def shaped(x: Any, shape: tuple[int, ...]) -> Any:
     """`x`, a `Destination` or an op that produces a tensor, in another shape of as many elements; as it is, if it has that."""
     if x.shape == shape:
@@ -382,14 +408,18 @@ class RowTile(NamedTuple):
 
         Of a row that takes several tiles a block goes from one to the next by itself, and so has the first of them only.
         """
-        cut = Partition(matrix, (self.rows, self.columns))
-        return cut if self.chunks == 1 else cut.prefix((-(-matrix.shape[0] // self.rows), 1))
+        cut = Partition(matrix, self.shape(matrix))
+        return cut if self.chunks == 1 else cut.prefix((*matrix.shape[:-2], -(-matrix.shape[-2] // self.rows), 1))
+
+    def shape(self, matrix: Destination) -> tuple[int, ...]:
+        """The tile's extents in a matrix, or in batches of rows, of one of which a block has rows."""
+        return (*(1,) * (len(matrix.shape) - 2), self.rows, self.columns)
 
     def parts(self, matrix: Tensor) -> tuple[int, int]:
         """Into how many parts each row is taken apart, for a block each, where rows are too few to keep a GPU busy; 1 elsewhere.
         And how many tiles a part has.
         """
-        count = matrix.shape[0]
+        count = math.prod(matrix.shape[:-1])
         if self.chunks == 1 or on_cpu(matrix) or not 0 < count < _FEW * multiprocessors(matrix):
             return 1, self.chunks
         share = -(-self.chunks * count // (_BUSY * multiprocessors(matrix)))
@@ -420,7 +450,7 @@ def _aligned(matrix: Destination) -> int:
         address, strides = matrix.address if matrix.storage is not None else 0, matrix.strides
     if strides[-1] != 1:
         return 16 // itemsize
-    return max(1, min(16 // itemsize, divisor(address) // itemsize, divisor(strides[0])))
+    return max(1, min(16 // itemsize, divisor(address) // itemsize, *map(divisor, strides[:-1])))
 
 
 def row_tile(
@@ -429,13 +459,13 @@ def row_tile(
     """The tile for a kernel that goes over the rows of `matrix`, each in one block.
 
     Args:
-        matrix: what is read.
+        matrix: what is read, a matrix or batches of rows.
         held: how many tiles of that shape a block keeps at a time.
         room: how many registers a thread needs for each 32 bits that it keeps, to do without local memory.
         blocks: where a row takes several tiles, how many blocks of that loop a multiprocessor shall hold.
         measured: what was measured; the rule here is for all others.
     """
-    (count, length), cpu = matrix.shape, on_cpu(matrix)
+    (count, length), cpu = matrix.shape[-2:], on_cpu(matrix)
     return _row_tile(count, length, matrix.dtype.itemsize, cpu, held, room, blocks, None if cpu else measured)
 
 
@@ -459,10 +489,11 @@ def _row_tile(
     return RowTile(rows, columns, 1, warps, occupancy)
 
 
-def of_parts(new: New, count: int, parts: int, dtype: Any) -> Tensor:
-    """A new tensor for a number of each part of each row. Its rows begin anywhere, so that how wide others are read and written,
-    which are large, does not follow from it."""
-    return new(Spec((count, parts | 1), dtype))[:, :parts]
+def of_parts(new: New, count: int | tuple[int, ...], parts: int, dtype: Any) -> Tensor:
+    """A new tensor for a number of each part of each row, of which there are so many (in batches). Its rows begin anywhere, so
+    that how wide others are read and written, which are large, does not follow from it."""
+    counts = count if isinstance(count, tuple) else (count,)
+    return new(Spec((*counts, parts | 1), dtype))[..., :parts]
 
 
 def flat_tile(x: Tensor) -> int:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 
 import tilekit as tk
-from tilekit import api
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._host import (
     Launches,
@@ -50,6 +49,9 @@ _FILLED = 0.75
 _BLOCKS = 32
 # Numbers that a block adds up at a time, 8 a thread; how many tiles of these one block takes alone; and how many blocks do else.
 _ADDED, _TILES, _PARTS = 2048, 4, 512
+# Bytes of a tile of the gradient. What belongs to a row, its class for one, a thread calculates for 8 rows, however short these
+# are: where a tile has so many rows, it has twice as many. (Of rows of 24 float16 it is 17 instructions an element, not 24.)
+_TILE_BYTES, _SHORT, _MORE = 4096, 8, 2
 _LOG2_E = 1.4426950408889634
 
 
@@ -109,7 +111,7 @@ def _cross_entropy_long(
     lowest: tk.Const, dtype: tk.Const, mode: tk.Const, index: tk.Const,
 ):  # fmt: skip
     i, wanted = tk.bid(0), tk.load_tile_like(target, loss)
-    peak, total = weighed(x, i, 0, chunks, (1, columns), threads, dtype, lowest, mode)
+    peak, total = weighed(x, (i,), 0, chunks, (1, columns), threads, dtype, lowest, mode)
     norm = (peak + tk.log(total)).reshape(1)
     lse.store(norm)
     loss.store(tk.where(wanted == ignored, 0.0, norm - _picked(x, wanted, i, index).astype(dtype)))
@@ -199,10 +201,14 @@ def _cross_entropy_backward(
     i, j, rows, columns = tk.bid(0), tk.bid(1), dx.tile_shape[0], dx.tile_shape[1]
     wanted = tk.load(target, i, rows)
     g = tk.load(grad, i, rows) if each else tk.load(grad, 0, 1)
-    g = tk.where(wanted == ignored, 0.0, g.astype(dtype) * tk.load(share, 0, 1))[:, None]
-    t = tk.load_tile_like(x, dx).astype(dtype)
-    p = tk.exp(t - tk.load(lse, i, rows)[:, None], rounding_mode=mode)
-    here = (tk.arange(columns, dtype=index) + j * columns)[None, :] == wanted[:, None]
+    g = g.astype(dtype)
+    if share is not None:
+        g = g * tk.load(share, 0, 1)
+    g = tk.where(wanted == ignored, 0.0, g)[:, None]
+    p = _exp(tk.load_tile_like(x, dx).astype(dtype) - tk.load(lse, i, rows)[:, None], mode)
+    # Of each row once, where classes are of 64 bits: its column in the tile, a negative one for none.
+    column = tk.where((wanted >= 0) & (wanted < x.shape[1]), wanted, -1).astype(index) - j * columns
+    here = tk.arange(columns, dtype=index)[None, :] == column[:, None]
     dx.store(((p - tk.where(here, 1.0, 0.0)) * g).astype(dx.dtype))
 
 
@@ -308,11 +314,14 @@ def cross_entropy_backward(
         shaped(grad, (count if each else 1,)),
         shaped(lse, (count,)),
     )
-    columns = min(power(rows.shape[1]), 4096 // rows.itemsize)
-    high = min(power(count), max(1, (1 << 15 if on_cpu(rows) else 4096 // rows.itemsize) // columns))
+    columns = min(power(rows.shape[1]), _TILE_BYTES // rows.itemsize)
+    elements = _TILE_BYTES // rows.itemsize
+    if elements >= _SHORT * columns:
+        elements *= _MORE
+    high = min(power(count), max(1, (1 << 15 if on_cpu(rows) else elements) // columns))
 
     def steps(new):
-        dx = new(destination)
+        dx, share = new(destination), None
         if reduction == "mean":
             share, shares, kind = new(Spec((1,), dtype)), _shares(count), index_dtype(count)
             y, rest = share.partition(1), (ignore_index, shares.tile, kind)
@@ -322,8 +331,6 @@ def cross_entropy_backward(
                 counts = new(Spec((shares.parts,), kind))
                 yield _partial_counts(counts.partition(1), classes, shares.tiles, shares.share, *rest).num_warps(8)
                 yield _share_of_parts(y, counts, power(shares.parts)).num_warps(shares.num_warps)
-        else:
-            share = yield api.full(1, 1.0, dtype)
         cut, rest = dx.partition((high, columns)), (each, dtype, exponential(logits.dtype), index_dtype(rows.shape[1]))
         yield _cross_entropy_backward(cut, grads, rows, classes, sums, share, ignore_index, *rest).num_warps(4)
         return shaped(dx, logits.shape) if out is None else out
@@ -355,7 +362,7 @@ def _shares(count: int) -> _Shares:
     tiles = -(-count // tile)
     share = tiles if tiles <= _TILES else -(-tiles // _PARTS)
     parts = -(-tiles // share)
-    return _Shares(tile, tiles, share, parts, max(1, min(8, parts // 64)))
+    return _Shares(tile, tiles, share, parts, max(1, min(8, power(parts) // 64)))
 
 
 def _of_two(tile: RowTile, rows: Tensor) -> tuple[tuple[int, int, int], tuple[int, int, int]] | None:

@@ -52,6 +52,10 @@ _LAYER_NORM = Measured({(2, 4096): (4, 3), (2, 8192): (4, 4)})
 _BACKWARD = Measured({(2, 8192): (8, 2)})
 # Blocks that add up weight gradients: some for each multiprocessor of a large GPU.
 _BLOCKS = 512
+# A block adds up so many tiles of rows by itself: each takes a microsecond, and another launch two.
+_ALONE = 3
+# Parts that a block reads at a time, which it waits for; and the elements of its tile, where that is wider than a sector or two.
+_HIGHEST, _ELEMENTS = 128, 2048
 
 
 @tk.function
@@ -311,9 +315,9 @@ def _weight_gradients(
             t = t - tk.load(mean, i, rows)[:, None]
             bias = bias + g
         weight = weight + g * t * tk.load(rstd, i, rows)[:, None]
-    dw.store(tk.sum(weight, 0, keepdims=True))
+    dw.store(tk.sum(weight, 0, keepdims=True).astype(dw.dtype))
     if centred:
-        db.store(tk.sum(bias, 0, keepdims=True))
+        db.store(tk.sum(bias, 0, keepdims=True).astype(db.dtype))
 
 
 @tk.kernel
@@ -322,6 +326,18 @@ def _column_sums(y: tk.Out, x: tk.In, tiles: int, rows: tk.Const):
     for i in range(tiles):
         total = total + tk.load(x, (i, tk.bid(0)), (rows, y.tile_shape[0]))
     y.store(tk.sum(total, 0).astype(y.dtype))
+
+
+@tk.kernel
+def _column_sums_of_two(y: tk.Out, z: tk.Out, a: tk.In, b: tk.In, tiles: int, rows: tk.Const):
+    """`_column_sums` of two matrices of one shape: a launch less."""
+    shape = (rows, y.tile_shape[0])
+    total, other = tk.zeros(shape, a.dtype), tk.zeros(shape, b.dtype)
+    for i in range(tiles):
+        total = total + tk.load(a, (i, tk.bid(0)), shape)
+        other = other + tk.load(b, (i, tk.bid(0)), shape)
+    y.store(tk.sum(total, 0).astype(y.dtype))
+    z.store(tk.sum(other, 0).astype(z.dtype))
 
 
 @takes_rows
@@ -515,15 +531,20 @@ def _backward(name, grad, x, weight, eps, centred, extra=None):
             )  # fmt: skip
         yield tile.launch(launch)
         wide, high, parts, share = _shares(count, n, on_cpu(rows))
-        partial = [new(Spec((parts, n), dtype)) for _ in range(2)]
+        # Sums over all rows are the gradients.
+        partial = [new(Spec((parts, n), weight.dtype if parts == 1 else dtype)) for _ in range(2)]
         cuts = (part.partition((1, wide)) for part in partial)
         tiles = -(-count // high)
         yield _weight_gradients(*cuts, grads, rows, mean, rstd, tiles, share, high, centred, dtype).num_warps(4)
-        gradients = [shaped(dx, x.shape)]
-        for part in partial[: 1 + centred]:
-            gradients.append(new(Spec((n,), weight.dtype)))
-            yield _column_sums(gradients[-1].partition(wide), part, -(-parts // high), high)
-        return tuple(gradients)
+        if parts == 1:
+            return shaped(dx, x.shape), *(shaped(part, (n,)) for part in partial[: 1 + centred])
+        gradients = [new(Spec((n,), weight.dtype)) for _ in range(1 + centred)]
+        if not on_cpu(rows):  # the more parts there are, the fewer columns, and so blocks
+            high = min(_HIGHEST, power(parts))
+            wide = max(32, _ELEMENTS // high)
+        cuts, sums = [each.partition(wide) for each in gradients], _column_sums_of_two if centred else _column_sums
+        yield sums(*cuts, *partial[: 1 + centred], -(-parts // high), high).num_warps(max(4, high * wide // 512))
+        return shaped(dx, x.shape), *gradients
 
     return Launches(x, steps)
 
@@ -534,6 +555,6 @@ def _shares(count, n, cpu):
     """
     wide, high = (min(512, power(n)), 64) if cpu else (128, 16)
     tiles = -(-count // high)
-    parts = 1 if cpu else max(1, min(tiles, _BLOCKS * wide // max(n, 1)))
+    parts = 1 if cpu or tiles <= _ALONE else max(1, min(tiles, _BLOCKS * wide // max(n, 1)))
     share = -(-tiles // parts)
     return wide, high, -(-tiles // max(share, 1)), share

@@ -32,6 +32,20 @@ def _rope(y: tk.Out, x: tk.In, cos: tk.In, sin: tk.In, back: tk.Const, dtype: tk
     y.store(tk.cat((a * c - b * s, b * c + a * s), 2).astype(y.dtype))
 
 
+@tk.kernel
+def _rope_of_halves(y: tk.Out, x: tk.In, cos: tk.In, sin: tk.In, back: tk.Const, once: tk.Const, dtype: tk.Const):
+    """Of heads whose half is a tile: nothing is left over, and a dimension less. Dimensions: head, token, place; the angles have
+    these, too, and lie there once for all heads. `once` says that each position has one token."""
+    heads, tokens, size = y.tile_shape
+    group, token, shape = tk.bid(0), tk.bid(1), (heads, tokens, size // 2)
+    position = token if once else token % tk.cdiv(cos.shape[1], tokens)
+    a, b = tk.load(x, (group, token, 0), shape).astype(dtype), tk.load(x, (group, token, 1), shape).astype(dtype)
+    c, s = tk.load(cos, (group, position, 0), shape).astype(dtype), tk.load(sin, (group, position, 0), shape).astype(dtype)
+    if back:
+        s = -s
+    y.store(tk.cat((a * c - b * s, b * c + a * s), 2).astype(y.dtype))
+
+
 @takes_ops
 def rope(x: Operand, cos: Operand, sin: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     """Turn the vectors of each head by the angles of their position.
@@ -66,17 +80,29 @@ def _turned(name, x, cos, sin, out, back):
         if tensor.shape != (positions, size // 2):
             raise ValueError(f"{name}: {what} has shape {tensor.shape}; x of shape {x.shape} needs {(positions, size // 2)}")
     tokens, half = math.prod(batch) * positions, power(size // 2)
-    split = (tokens, heads, 2, size // 2)
+    halves = 2 * half == size and not on_cpu(x)
+    split = (tokens, heads, size) if halves else (tokens, heads, 2, size // 2)
     destination, source, dtype = shaped(out_or_new(name, out, x), split), shaped(x, split), compute_dtype(x.dtype)
     limit = max(1, (1 << 15 if on_cpu(x) else 2048) // half)
-    group = min(power(heads), limit)
+    group = _together(heads, limit)
     # Of few heads a tile has several tokens, whose positions follow each other: in a batch those of one sequence.
     following = power(positions) if tokens == positions else positions & -positions
-    together = min(limit // group, following) if 4 * group <= limit else 1
+    together = min(limit // group, following)
 
     def steps(new):
         y = new(destination)
-        yield _rope(y.partition((together, group, 2, half)), source, cos, sin, back, dtype)
+        if halves:
+            views = [Tensor(t.storage, (heads, *t.shape), t.dtype, (0, *t.strides), t.offset) for t in (cos, sin)]
+            cut = y.permute(1, 0, 2).partition((group, together, size))  # blocks of the same tokens follow each other
+            yield _rope_of_halves(cut, source.permute(1, 0, 2), *views, back, tokens == positions, dtype)
+        else:
+            yield _rope(y.partition((together, group, 2, half)), source, cos, sin, back, dtype)
         return shaped(y, x.shape) if out is None else out
 
     return Launches(x, steps, x)
+
+
+def _together(heads: int, limit: int) -> int:
+    """How many heads a tile has: those that are none cost as much as others, and fewer at a time read the angles again."""
+    sizes = [1 << bit for bit in range(min(power(heads), limit).bit_length())]
+    return min(sizes, key=lambda size: -(-heads // size) * (4 * size + 1))

@@ -25,10 +25,10 @@ from tilekit.kernels._host import (
     out_or_new,
     power,
     row_tile,
-    rows_of,
+    rows_in,
     same_shape,
     shaped,
-    takes_rows,
+    takes_batches,
 )
 from tilekit.ops import DeviceOp
 
@@ -53,9 +53,9 @@ def _inverse(total):
 @tk.kernel
 def _softmax(y: tk.Out, x: tk.In, dtype: tk.Const, mode: tk.Const, log: tk.Const):
     t = tk.load_tile_like(x, y, padding_mode="-inf").astype(dtype)
-    t = t - tk.max(t, 1, keepdims=True)
+    t = t - tk.max(t, -1, keepdims=True)
     e = tk.exp(t, rounding_mode=mode)
-    total = tk.sum(e, 1, keepdims=True)
+    total = tk.sum(e, -1, keepdims=True)
     if log:
         y.store((t - tk.log(total)).astype(y.dtype))
     else:
@@ -63,13 +63,23 @@ def _softmax(y: tk.Out, x: tk.In, dtype: tk.Const, mode: tk.Const, log: tk.Const
 
 
 @tk.function
-def weighed(x, i, first, last, shape, threads, dtype, lowest, mode):
-    """The maximum of row `i` in the tiles from `first` to `last`, and the sum of the exponentials below it."""
+def _row(shape):
+    """The row of a block whose tiles have such a shape; of rows in batches also the batch."""
+    if len(shape) == 2:
+        at = (tk.bid(0),)
+    else:
+        at = (tk.bid(0), tk.bid(1))
+    return at
+
+
+@tk.function
+def weighed(x, at, first, last, shape, threads, dtype, lowest, mode):
+    """The maximum of row `at` in the tiles from `first` to `last`, and the sum of the exponentials below it."""
     # One maximum and one sum for each thread, and in it. Not from -inf, which minus itself is no number.
     top = tk.max(tk.full(threads, lowest, dtype), (0, 2), keepdims=True)
     total = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
     for j in range(first, last):
-        t = tk.load(x, (i, j), shape, padding_mode="-inf").reshape(threads).astype(dtype)
+        t = tk.load(x, (*at, j), shape, padding_mode="-inf").reshape(threads).astype(dtype)
         higher = tk.maximum(top, tk.max(t, (0, 2), keepdims=True))
         total = total * tk.exp(top - higher) + tk.sum(tk.exp(t - higher, rounding_mode=mode), (0, 2), keepdims=True)
         top = higher
@@ -81,14 +91,14 @@ def weighed(x, i, first, last, shape, threads, dtype, lowest, mode):
 def _softmax_long(
     y: tk.Out, x: tk.In, chunks: int, threads: tk.Const, dtype: tk.Const, lowest: tk.Const, mode: tk.Const, log: tk.Const
 ):
-    i = tk.bid(0)
-    peak, whole = weighed(x, i, 0, chunks, y.tile_shape, threads, dtype, lowest, mode)
+    at = _row(y.tile_shape)
+    peak, whole = weighed(x, at, 0, chunks, y.tile_shape, threads, dtype, lowest, mode)
     for j in range(chunks):
-        t = tk.load(x, (i, j), y.tile_shape, padding_mode="-inf").astype(dtype) - peak
+        t = tk.load(x, (*at, j), y.tile_shape, padding_mode="-inf").astype(dtype) - peak
         if log:
-            tk.store(y, (i, j), (t - tk.log(whole)).astype(y.dtype))
+            tk.store(y, (*at, j), (t - tk.log(whole)).astype(y.dtype))
         else:
-            tk.store(y, (i, j), (tk.exp(t, rounding_mode=mode) * _inverse(whole)).astype(y.dtype))
+            tk.store(y, (*at, j), (tk.exp(t, rounding_mode=mode) * _inverse(whole)).astype(y.dtype))
 
 
 @tk.kernel
@@ -97,20 +107,20 @@ def softmax_parts(
     mode: tk.Const,
 ):  # fmt: skip
     """Block (i, s) has the s-th part of row i: `share` tiles of it."""
-    i, s = tk.bid(0), tk.bid(1)
+    s = tk.bid(len(shape) - 1)
     last = min(chunks, (s + 1) * share)
-    peak, whole = weighed(x, i, s * share, last, shape, threads, sums.dtype, lowest, mode)
-    peaks.store(peak)
-    sums.store(whole)
+    peak, whole = weighed(x, _row(shape), s * share, last, shape, threads, sums.dtype, lowest, mode)
+    peaks.store(peak.reshape(peaks.tile_shape))
+    sums.store(whole.reshape(sums.tile_shape))
 
 
 @tk.kernel
 def _softmax_joined(y: tk.Out, x: tk.In, peaks: tk.In, sums: tk.In, parts: tk.Const, mode: tk.Const, log: tk.Const):
-    i = tk.bid(0)
+    at, shape = (*_row(y.tile_shape), 0), (*y.tile_shape[:-1], parts)
     t = tk.load_tile_like(x, y).astype(sums.dtype)
-    each = tk.load(peaks, (i, 0), (1, parts), padding_mode="-inf")
-    peak = tk.max(each, 1, keepdims=True)
-    whole = tk.sum(tk.load(sums, (i, 0), (1, parts)) * tk.exp(each - peak), 1, keepdims=True)
+    each = tk.load(peaks, at, shape, padding_mode="-inf")
+    peak = tk.max(each, -1, keepdims=True)
+    whole = tk.sum(tk.load(sums, at, shape) * tk.exp(each - peak), -1, keepdims=True)
     if log:
         y.store((t - peak - tk.log(whole)).astype(y.dtype))
     else:
@@ -121,19 +131,19 @@ def _softmax_joined(y: tk.Out, x: tk.In, peaks: tk.In, sums: tk.In, parts: tk.Co
 def _softmax_backward(dx: tk.Out, dy: tk.In, y: tk.In, dtype: tk.Const, mode: tk.Const, log: tk.Const):
     g, p = tk.load_tile_like(dy, dx).astype(dtype), tk.load_tile_like(y, dx).astype(dtype)
     if log:
-        dx.store((g - tk.exp(p, rounding_mode=mode) * tk.sum(g, 1, keepdims=True)).astype(dx.dtype))
+        dx.store((g - tk.exp(p, rounding_mode=mode) * tk.sum(g, -1, keepdims=True)).astype(dx.dtype))
     else:
-        dx.store((p * (g - tk.sum(g * p, 1, keepdims=True))).astype(dx.dtype))
+        dx.store((p * (g - tk.sum(g * p, -1, keepdims=True))).astype(dx.dtype))
 
 
 @tk.function
-def _along(dy, y, i, first, last, shape, threads, dtype, log):
-    """The sum over row `i` in the tiles from `first` to `last` of the gradients, times the results if these are no logarithms."""
+def _along(dy, y, at, first, last, shape, threads, dtype, log):
+    """The sum over row `at` in the tiles from `first` to `last` of the gradients, times results that are no logarithms."""
     total = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
     for j in range(first, last):
-        g = tk.load(dy, (i, j), shape).astype(dtype)
+        g = tk.load(dy, (*at, j), shape).astype(dtype)
         if not log:
-            g = g * tk.load(y, (i, j), shape).astype(dtype)
+            g = g * tk.load(y, (*at, j), shape).astype(dtype)
         total = total + tk.sum(g.reshape(threads), (0, 2), keepdims=True)
     return tk.sum(total, 1)
 
@@ -142,14 +152,14 @@ def _along(dy, y, i, first, last, shape, threads, dtype, log):
 def _softmax_backward_long(
     dx: tk.Out, dy: tk.In, y: tk.In, chunks: int, threads: tk.Const, dtype: tk.Const, mode: tk.Const, log: tk.Const
 ):
-    i = tk.bid(0)
-    whole = _along(dy, y, i, 0, chunks, dx.tile_shape, threads, dtype, log)
+    at = _row(dx.tile_shape)
+    whole = _along(dy, y, at, 0, chunks, dx.tile_shape, threads, dtype, log)
     for j in range(chunks):
-        g, p = tk.load(dy, (i, j), dx.tile_shape).astype(dtype), tk.load(y, (i, j), dx.tile_shape).astype(dtype)
+        g, p = tk.load(dy, (*at, j), dx.tile_shape).astype(dtype), tk.load(y, (*at, j), dx.tile_shape).astype(dtype)
         if log:
-            tk.store(dx, (i, j), (g - tk.exp(p, rounding_mode=mode) * whole).astype(dx.dtype))
+            tk.store(dx, (*at, j), (g - tk.exp(p, rounding_mode=mode) * whole).astype(dx.dtype))
         else:
-            tk.store(dx, (i, j), (p * (g - whole)).astype(dx.dtype))
+            tk.store(dx, (*at, j), (p * (g - whole)).astype(dx.dtype))
 
 
 @tk.kernel
@@ -157,21 +167,22 @@ def _softmax_backward_parts(
     sums: tk.Out, dy: tk.In, y: tk.In, chunks: int, share: int, shape: tk.Const, threads: tk.Const, log: tk.Const
 ):
     """As `softmax_parts`."""
-    i, s = tk.bid(0), tk.bid(1)
-    sums.store(_along(dy, y, i, s * share, min(chunks, (s + 1) * share), shape, threads, sums.dtype, log))
+    s = tk.bid(len(shape) - 1)
+    whole = _along(dy, y, _row(shape), s * share, min(chunks, (s + 1) * share), shape, threads, sums.dtype, log)
+    sums.store(whole.reshape(sums.tile_shape))
 
 
 @tk.kernel
 def _softmax_backward_joined(dx: tk.Out, dy: tk.In, y: tk.In, sums: tk.In, parts: tk.Const, mode: tk.Const, log: tk.Const):
     g, p = tk.load_tile_like(dy, dx).astype(sums.dtype), tk.load_tile_like(y, dx).astype(sums.dtype)
-    whole = tk.sum(tk.load(sums, (tk.bid(0), 0), (1, parts)), 1, keepdims=True)
+    whole = tk.sum(tk.load(sums, (*_row(dx.tile_shape), 0), (*dx.tile_shape[:-1], parts)), -1, keepdims=True)
     if log:
         dx.store((g - tk.exp(p, rounding_mode=mode) * whole).astype(dx.dtype))
     else:
         dx.store((p * (g - whole)).astype(dx.dtype))
 
 
-@takes_rows
+@takes_batches
 def softmax(x: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     """softmax along the last dimension, calculated in float32 (float64 in float64).
 
@@ -189,14 +200,14 @@ def softmax(x: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     return _forward("softmax", x, out, False)
 
 
-@takes_rows
+@takes_batches
 def log_softmax(x: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     """The logarithm of softmax along the last dimension; arguments, result and errors as for `softmax`."""
     check("log_softmax", x=x)
     return _forward("log_softmax", x, out, True)
 
 
-@takes_rows
+@takes_batches
 def softmax_backward(grad: Operand, y: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     """The gradient of `softmax` by its argument: `y * (grad - sum(grad * y))` along the last dimension.
 
@@ -212,7 +223,7 @@ def softmax_backward(grad: Operand, y: Operand, *, out: Tensor | None = None) ->
     return _backward("softmax_backward", grad, y, out, False)
 
 
-@takes_rows
+@takes_batches
 def log_softmax_backward(grad: Operand, y: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     """The gradient of `log_softmax` by its argument: `grad - exp(y) * sum(grad)`; `y` is the result of `log_softmax`."""
     check("log_softmax_backward", grad=grad, y=y)
@@ -220,20 +231,20 @@ def log_softmax_backward(grad: Operand, y: Operand, *, out: Tensor | None = None
 
 
 def _forward(name, x, out, log):
-    rows = rows_of(name, x)
-    destination = shaped(out_or_new(name, out, x), rows.shape)
+    wanted = out_or_new(name, out, x)
+    rows, destination = rows_in(name, x, wanted)
     tile = row_tile(rows, blocks=_LOOPS if x.itemsize <= 4 else None, measured=_SOFTMAX)
     dtype, mode = compute_dtype(x.dtype), exponential(x.dtype)
-    lowest, (parts, share) = float(np.finfo(dtype).min), tile.parts(rows)
+    lowest, (parts, share), shape = float(np.finfo(dtype).min), tile.parts(rows), tile.shape(rows)
 
     def steps(new):
         y = new(destination)
         if tile.chunks == 1:
             launch = _softmax(tile.cut(y), rows, dtype, mode, log)
         elif parts > 1:
-            peaks, sums = (of_parts(new, rows.shape[0], parts, dtype) for _ in range(2))
-            threads, shape = tile.threads(rows, destination), (1, tile.columns)
-            cuts = peaks.partition((1, 1)), sums.partition((1, 1))
+            peaks, sums = (of_parts(new, rows.shape[:-1], parts, dtype) for _ in range(2))
+            threads, ones = tile.threads(rows, destination), (1,) * len(shape)
+            cuts = peaks.partition(ones), sums.partition(ones)
             yield tile.launch(softmax_parts(*cuts, rows, tile.chunks, share, shape, threads, lowest, mode))
             launch = _softmax_joined(y.partition(shape), rows, peaks, sums, power(parts), mode, log)
         else:
@@ -246,18 +257,17 @@ def _forward(name, x, out, log):
 
 def _backward(name, grad, y, out, log):
     same_shape(name, grad=grad, y=y)
-    rows, grads = rows_of(name, y), rows_of(name, grad)
-    destination = shaped(out_or_new(name, out, y), rows.shape)
+    rows, grads, destination = rows_in(name, y, grad, out_or_new(name, out, y))
     tile, dtype, mode = row_tile(rows, held=2), compute_dtype(y.dtype), exponential(y.dtype)
-    threads, (parts, share) = tile.threads(rows, grads, destination), tile.parts(rows)
+    threads, (parts, share), shape = tile.threads(rows, grads, destination), tile.parts(rows), tile.shape(rows)
 
     def steps(new):
         dx = new(destination)
         if tile.chunks == 1:
             launch = _softmax_backward(tile.cut(dx), grads, rows, dtype, mode, log)
         elif parts > 1:
-            sums, shape = of_parts(new, rows.shape[0], parts, dtype), (1, tile.columns)
-            cut = sums.partition((1, 1))
+            sums = of_parts(new, rows.shape[:-1], parts, dtype)
+            cut = sums.partition((1,) * len(shape))
             yield tile.launch(_softmax_backward_parts(cut, grads, rows, tile.chunks, share, shape, threads, log))
             launch = _softmax_backward_joined(dx.partition(shape), grads, rows, sums, power(parts), mode, log)
         else:

@@ -30,6 +30,7 @@ class Padding:
 
 
 Mask = list[ir.Value] | None
+_WORD = 4  # bytes of a register
 
 
 def read(
@@ -41,18 +42,51 @@ def read(
     """
     if access.inside is None:
         return _read_all(builder, access.full, dtype, padding, mask, eviction)
+    by_words = mask is None and dtype.itemsize < _WORD and not any(slot.absent for slot in access.full)
     with builder.if_else(access.inside) as (inside, edge):
         with inside:
-            full, from_inside = _read_all(builder, access.full, dtype, padding, mask, eviction), builder.block
+            if by_words:
+                loaded = [_load(builder, slot, dtype, padding.number, eviction) for slot in access.full]
+                full = [word for words in loaded for word in words]
+            else:
+                full = _read_all(builder, access.full, dtype, padding, mask, eviction)
+            from_inside = builder.block
         with edge:
-            cut, from_edge = _read_all(builder, access.edge, dtype, padding, mask, eviction), builder.block
+            cut = _read_all(builder, access.edge, dtype, padding, mask, eviction)
+            if by_words:
+                cut = [word for slot in access.full for word in _joined(builder, [cut[r] for r in slot.registers], dtype)]
+            from_edge = builder.block
     merged = []
     for a, b in zip(full, cut, strict=True):
         phi = builder.phi(a.type)
         phi.add_incoming(a, from_inside)
         phi.add_incoming(b, from_edge)
         merged.append(phi)
-    return merged
+    return _taken_apart(builder, access.full, merged, dtype) if by_words else merged
+
+
+def _joined(builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType) -> list[ir.Value]:
+    """The registers in which an access of so many elements has them.
+
+    Where tiles inside and at the edge meet, they meet in these. By elements, each would have a register of its own there, and the
+    branch of the tiles inside would wait for what it has loaded to fill them: for one tensor after the other.
+    (silu_backward of 83275 x 515 float16: 78 us on an H200 that way.) What joins them is opaque, so that LLVM does not turn it
+    back.
+    """
+    words = words_of(dtype, len(elements))
+    return [asm(builder, f"mov.{words.register} $0, $1;", f"={words.letter},{words.letter}", words.type, [word])
+            for word in packed(builder, elements, dtype, words)]  # fmt: skip
+
+
+def _taken_apart(builder: ir.IRBuilder, slots: list[Slot], words: list[ir.Value], dtype: DType) -> list[ir.Value]:
+    """The elements by register, given the registers of all accesses, one after the other."""
+    elements: dict[int, ir.Value] = {}
+    for slot in slots:
+        count = words_of(dtype, len(slot.registers)).count
+        values = elements_of(builder, words[:count], dtype, len(slot.registers))
+        elements.update(zip(slot.registers, values, strict=True))
+        words = words[count:]
+    return [elements[r] for r in range(len(elements))]
 
 
 def write(
