@@ -52,7 +52,7 @@ def choose_config(
     rank = max((t.rank for t in tensors), default=0)
     aligned = [_aligned(t) or vec for t in tensors if t.rank == rank and t.unit is not None]
     vec = min(vec, max(aligned, default=vec))
-    return Config(num_warps, _shared_by(vec, accesses))
+    return Config(num_warps, min(_shared_by(vec, accesses), _written_together(tensors)))
 
 
 _LINE, _LANES = 128, 32  # bytes that come from the L1 cache at a time
@@ -83,6 +83,28 @@ def _shared_by(vec: int, accesses: Sequence[tuple[TensorFacts, tuple[int, ...]]]
         return total
 
     return min((vec >> bit for bit in range(vec.bit_length())), key=cost)
+
+
+def _written_together(tensors: Sequence[TensorFacts]) -> int:
+    """How many elements a lane shall have next to each other for the tensors that a kernel writes: one access of them.
+
+    Beside narrower ones that are read, a lane would have two accesses' worth, and each of these would fill half of every sector
+    of 32 bytes that the warp touches. What is read so comes from the L1 cache the second time; what is written, or added to,
+    goes to the L2 cache in twice as many pieces. Vectors beside matrices do not count, nor what has few elements in a row.
+    """
+    largest = max((elements(t.tile) for t in tensors if t.tile), default=0)
+    least = ACCESS_BYTES
+    for t in tensors:
+        if t.role == "in" or t.unit is None:
+            continue
+        at_once = ACCESS_BYTES // dtypes.as_dtype(t.dtype).itemsize
+        if t.tile is None:  # scattered into
+            counts = t.rank == max(other.rank for other in tensors)
+        else:
+            counts = elements(t.tile) == largest and t.tile[t.unit] > at_once
+        if counts:
+            least = min(least, at_once)
+    return least
 
 
 def _aligned(tensor: TensorFacts) -> int:
