@@ -34,6 +34,7 @@ __all__ = [
     "Operand",
     "RowTile",
     "a_tensor",
+    "batches_of",
     "check",
     "compute_dtype",
     "exponential",
@@ -44,6 +45,7 @@ __all__ = [
     "index_dtype",
     "integers",
     "joined",
+    "lacks_rows",
     "multiprocessors",
     "of_parts",
     "on_cpu",
@@ -164,13 +166,13 @@ def takes_rows(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> DeviceOp[Any]:
-        if not any(map(_lacks_rows, (*args, *kwargs.values()))):
+        if not any(map(lacks_rows, (*args, *kwargs.values()))):
             return function(*args, **kwargs)
         out = kwargs.pop("out", None)
-        if out is not None and not _lacks_rows(out):
+        if out is not None and not lacks_rows(out):
             kwargs["out"], out = out, None
-        taken = [x.dup() if _lacks_rows(x) else x for x in args]
-        op = whole(*taken, **{key: x.dup() if _lacks_rows(x) else x for key, x in kwargs.items()})
+        taken = [x.dup() if lacks_rows(x) else x for x in args]
+        op = whole(*taken, **{key: x.dup() if lacks_rows(x) else x for key, x in kwargs.items()})
         if out is None:
             return op
         copied = op.then(lambda result: result.copy_into(out))
@@ -180,7 +182,7 @@ def takes_rows(function: F) -> F:
     return takes_ops(call)  # type: ignore[type-var]
 
 
-def _lacks_rows(x: Any) -> bool:
+def lacks_rows(x: Any) -> bool:
     """Whether it is a tensor of which `rows_of` makes no matrix."""
     if type(x) is not Tensor or len(x.shape) <= 2 or x.is_contiguous:
         return False
@@ -297,6 +299,33 @@ def rows_of(name: str, x: Tensor) -> Tensor:
     if not x.shape:
         raise ValueError(f"{name}: a tensor without dimensions has no rows; reshape(1) makes one of one element")
     return x if len(x.shape) == 2 else shaped(x, (math.prod(x.shape[:-1]), x.shape[-1]))
+
+
+def batches_of(*tensors: Destination) -> list[Destination] | None:
+    """Tensors of one shape as batches of matrices, whose rows lie along the last dimension: views in three dimensions. None if
+    some have no such view."""
+    views = [Tensor(None, x.shape, x.dtype) if type(x) is Spec else x for x in tensors]
+    dims: list[tuple[int, list[int]]] = []
+    for dim, extent in enumerate(views[0].shape[:-1]):
+        strides = [view.strides[dim] for view in views]
+        if extent == 1:
+            continue
+        if dims and all(outer == extent * inner for outer, inner in zip(dims[-1][1], strides, strict=True)):
+            dims[-1] = (dims[-1][0] * extent, strides)
+        else:
+            dims.append((extent, strides))
+    if len(dims) > 2:
+        return None
+    width = views[0].shape[-1]
+    for extent in (1,) * (2 - len(dims)):
+        dims.insert(0, (extent, [dims[0][0] * stride for stride in dims[0][1]] if dims else [width] * len(views)))
+    shape = (*(extent for extent, _ in dims), width)
+    return [
+        Spec(shape, x.dtype)
+        if type(x) is Spec
+        else Tensor(view.storage, shape, view.dtype, (*(strides[k] for _, strides in dims), view.strides[-1]), view.offset)
+        for k, (x, view) in enumerate(zip(tensors, views, strict=True))
+    ]
 
 
 def shaped(x: Any, shape: tuple[int, ...]) -> Any:

@@ -17,9 +17,9 @@ __all__ = ["transpose"]
 
 _LINE = 128  # bytes that the L2 cache keeps together
 _LONGEST = 1024  # side of a tile
-# Side of a tile and warps of its block, by the bytes of an element; `_BEGINS_ANYWHERE` of rows that are no whole number of 16 bytes.
+# Side of a tile and warps of its block, by the bytes of an element; and where rows are no whole number of 16 bytes.
 _SQUARES = {8: (32, 4), 4: (64, 4)}
-_BEGINS_ANYWHERE = {8: (32, 4), 4: (64, 4)}
+_BEGINNING_ANYWHERE = {8: (32, 4), 4: (64, 4)}
 _OTHERS = (128, 8)
 
 
@@ -78,7 +78,7 @@ def _plan(m, n, itemsize):
     comes soon: along the rows of the result, if only these are cut; of both, along the side that has fewer tiles.
     """
     ragged = any(extent * itemsize % 16 for extent in (m, n))
-    side, warps = (_BEGINS_ANYWHERE if ragged else _SQUARES).get(itemsize, _OTHERS)
+    side, warps = (_BEGINNING_ANYWHERE if ragged else _SQUARES).get(itemsize, _OTHERS)
     rows, columns = _sides(m, n, side)
     of_source, of_result = (extent * itemsize % _LINE != 0 for extent in (n, m))
     along = m > rows and of_result and (not of_source or -(-m // rows) <= -(-n // columns))
