@@ -56,7 +56,7 @@ CASES = {
     "rms_norm_backward of a long row": (lambda: kernels.rms_norm_backward(m(1, ROW), m(1, ROW), m(ROW)), 1, True),
     "cross_entropy of many rows": (lambda: kernels.cross_entropy(m(ROW, 2), m(ROW, dtype=tk.int64)), 2, False),
     "cross_entropy of many classes": (lambda: kernels.cross_entropy(m(1, ROW), m(1, dtype=tk.int32)), 1, False),
-    "embedding": (lambda: kernels.embedding(m(N, 256), m(N, dtype=tk.int32)), 0, True),
+    "embedding": (lambda: kernels.embedding(m(N, 1024), m(N, dtype=tk.int32)), 0, True),
     "embedding of short rows": (lambda: kernels.embedding(m(N, 2), m(N, dtype=tk.int32)), 1, False),
     "embedding_backward": (lambda: kernels.embedding_backward(m(N, 2), m(N, dtype=tk.int32), 7), 1, False),
     "dropout": (lambda: kernels.dropout(m(N), 0.5, 1), 0, False),

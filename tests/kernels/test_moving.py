@@ -8,7 +8,7 @@ from closeness import FLOATS, close, normal
 
 import tilekit as tk
 from tilekit import api, dtypes, kernels
-from tilekit.kernels import _embedding, _rope
+from tilekit.kernels import _embedding, _rope, _scan
 
 f = api.from_host
 named = {"ids": lambda d: np.dtype(d).name}
@@ -36,16 +36,19 @@ def test_transpose(device, shape, dtype):
 @pytest.mark.parametrize(
     ("shape", "dtype", "name", "tile"),
     [
-        ((4096, 4096), "float32", "_transpose", (1, 64, 64)),
-        ((32, 4096), "float32", "_transpose", (1, 64, 32)),
-        ((6, 7, 226629), "float32", "_transpose", (1, 512, 8)),
-        ((226629, 7), "float16", "_transpose_along", (1, 1024, 8)),
-        ((297, 50208), "float32", "_transpose_along", (1, 64, 64)),
-        ((50208, 297), "float32", "_transpose", (1, 64, 64)),
+        ((4096, 4096), "float32", "_transpose", (64, 64, 1)),
+        ((32, 4096), "float32", "_transpose", (64, 32, 1)),
+        ((6, 7, 226629), "float32", "_transpose", (512, 8, 1)),
+        ((226629, 7), "float16", "_transpose", (8, 1024, 1)),
+        ((297, 50208), "float32", "_transpose_along", (64, 64, 1)),
+        ((50208, 297), "float32", "_transpose", (64, 64, 1)),
+        ((840, 50208), "float32", "_transpose_along", (64, 64, 1)),
+        ((50208, 1001), "float32", "_transpose", (64, 64, 1)),
+        ((50200, 4096), "float32", "_transpose_along", (64, 64, 1)),
     ],
 )
 def test_how_a_transpose_is_cut(shape, dtype, name, tile):
-    """Tiles of few rows are long; blocks follow the rows of the result where these share sectors of memory."""
+    """Tiles of few rows are long; blocks go along rows that share lines of memory, of both along the side of fewer tiles."""
     op = kernels.transpose(api.meta(shape, dtype))
     (launch,) = op.parts()
     assert (launch.kernel.name, launch.arguments[0].tile_shape) == (name, tile)
@@ -68,6 +71,35 @@ def test_cumsum(device, shape, dtype, reverse):
         # The sums of what the elements could be: that is what the additions round.
         expected = np.cumsum(x[..., order].astype(np.float64), -1)[..., order]
         close(y, expected, scale=max(1.0, np.sqrt(shape[-1]) * 4))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("shape", [(5, 37), (2, 3, 40)])
+def test_cumsum_along_rows(device, shape, reverse):
+    """Blocks that go along their rows, tile by tile, of matrices and of batches with gaps."""
+    g = np.random.default_rng(0)
+    outer = g.integers(-9, 9, (*shape[:-2], shape[-2] + 2, shape[-1])).astype(np.int32)
+    x = api.from_host(outer).sync()[..., : shape[-2], :]
+    y = api.zeros(shape, tk.int32).sync()
+    _scan._Way(1, 16, 1, -(-shape[-1] // 16), True).launch(y, x, reverse).sync()
+    order = slice(None, None, -1 if reverse else 1)
+    expected = np.cumsum(outer[..., : shape[-2], :][..., order], -1, dtype=np.int32)[..., order]
+    assert np.array_equal(y.to_host().sync(), expected)
+
+
+def test_how_rows_are_scanned():
+    """Few long rows in two passes, many by blocks that go along; batches with gaps as they lie; several short ones in a block."""
+
+    def launches(x):
+        op = kernels.cumsum(x)
+        op.consumed()
+        return [(launch.kernel.name, launch.arguments[0].tile_shape) for launch in op.parts()]
+
+    assert launches(api.meta((1024, 65536), "float32")) == [("_cumsum_along", (1, 1, 4096))]
+    assert [name for name, _ in launches(api.meta((64, 65536), "float32"))] == ["_tile_sums", "_cumsum_after"]
+    assert launches(api.meta((5, 4100, 648), "float32")[:, :4096]) == [("_cumsum", (1, 2, 1024))]
+    assert launches(api.meta((2, 3, 600, 65536), "float32")[:, :, :500]) == [("_cumsum_along", (1, 1, 4096))]
+    assert launches(api.meta((455072, 464), "bfloat16")) == [("_cumsum", (4, 512))]
 
 
 @pytest.mark.parametrize("dtype", NUMBERS, **named)

@@ -52,7 +52,7 @@ def choose_config(
     rank = max((t.rank for t in tensors), default=0)
     aligned = [_aligned(t) or vec for t in tensors if t.rank == rank and t.unit is not None]
     vec = min(vec, max(aligned, default=vec))
-    return Config(num_warps, _shared_by(vec, accesses))
+    return Config(num_warps, min(_shared_by(vec, accesses), _written_together(tensors, accesses)))
 
 
 _LINE, _LANES = 128, 32  # bytes that come from the L1 cache at a time
@@ -83,6 +83,21 @@ def _shared_by(vec: int, accesses: Sequence[tuple[TensorFacts, tuple[int, ...]]]
         return total
 
     return min((vec >> bit for bit in range(vec.bit_length())), key=cost)
+
+
+def _written_together(tensors: Sequence[TensorFacts], accesses: Sequence[tuple[TensorFacts, tuple[int, ...]]]) -> int:
+    """How many elements a lane shall have next to each other for what is written element by element: one access.
+
+    Beside narrower ones that are read, a lane would have two accesses' worth, and each of these would fill half of every sector
+    of 32 bytes that the warp touches. What is read so comes from the L1 cache the second time; what is written, or added to,
+    goes to the L2 cache in twice as many pieces. It is for matrices that a kernel scatters into, and for vectors that one writes
+    which has no other tiles in memory: of others, the time is that of what they read, fold or multiply.
+    """
+    rank = max((t.rank for t in tensors), default=0)
+    written = [t for t in tensors if t.role != "in" and t.unit is not None]
+    scattered = [t for t in written if t.tile is None and t.rank == rank > 1]
+    vectors = [t for t in written if t.tile] if {len(shape) for _, shape in accesses} == {1} else []
+    return max((ACCESS_BYTES // dtypes.as_dtype(t.dtype).itemsize for t in scattered or vectors), default=ACCESS_BYTES)
 
 
 def _aligned(tensor: TensorFacts) -> int:

@@ -34,6 +34,7 @@ __all__ = [
     "Operand",
     "RowTile",
     "a_tensor",
+    "batches_of",
     "check",
     "compute_dtype",
     "exponential",
@@ -44,6 +45,7 @@ __all__ = [
     "index_dtype",
     "integers",
     "joined",
+    "lacks_rows",
     "multiprocessors",
     "of_parts",
     "on_cpu",
@@ -162,12 +164,12 @@ def takes_ops(function: F) -> F:
 def takes_rows(function: F) -> F:
     """As `takes_ops`, of a function that works on rows along the last dimension: tensors of which no view is a matrix of these
     rows, such as batches with gaps between them, are copied first, and results come to such an `out` by a copy."""
-    return _takes(function, _lacks_rows)
+    return _takes(function, lacks_rows)
 
 
 def takes_batches(function: F) -> F:
     """As `takes_rows`, of a function that takes batches of rows as they lie, too; see `rows_in`."""
-    return _takes(function, lambda x: _lacks_rows(x) and len(x.shape) != 3)
+    return _takes(function, lambda x: lacks_rows(x) and len(x.shape) != 3)
 
 
 def _takes(function: F, copied: Callable[[Any], bool]) -> F:
@@ -191,7 +193,7 @@ def _takes(function: F, copied: Callable[[Any], bool]) -> F:
     return takes_ops(call)  # type: ignore[type-var]
 
 
-def _lacks_rows(x: Any) -> bool:
+def lacks_rows(x: Any) -> bool:
     """Whether it is a tensor of which `rows_of` makes no matrix."""
     if type(x) is not Tensor or len(x.shape) <= 2 or x.is_contiguous:
         return False
@@ -320,9 +322,36 @@ def rows_in(name: str, *tensors: Destination) -> list[Any]:
     shape = tensors[0].shape
     if not shape:
         raise ValueError(f"{name}: a tensor without dimensions has no rows; reshape(1) makes one of one element")
-    if any(map(_lacks_rows, tensors)):
+    if any(map(lacks_rows, tensors)):
         return list(tensors)
     return [x if len(shape) == 2 else shaped(x, (math.prod(shape[:-1]), shape[-1])) for x in tensors]
+
+
+def batches_of(*tensors: Destination) -> list[Destination] | None:
+    """Tensors of one shape as batches of matrices, whose rows lie along the last dimension: views in three dimensions. None if
+    some have no such view."""
+    views = [Tensor(None, x.shape, x.dtype) if type(x) is Spec else x for x in tensors]
+    dims: list[tuple[int, list[int]]] = []
+    for dim, extent in enumerate(views[0].shape[:-1]):
+        strides = [view.strides[dim] for view in views]
+        if extent == 1:
+            continue
+        if dims and all(outer == extent * inner for outer, inner in zip(dims[-1][1], strides, strict=True)):
+            dims[-1] = (dims[-1][0] * extent, strides)
+        else:
+            dims.append((extent, strides))
+    if len(dims) > 2:
+        return None
+    width = views[0].shape[-1]
+    for extent in (1,) * (2 - len(dims)):
+        dims.insert(0, (extent, [dims[0][0] * stride for stride in dims[0][1]] if dims else [width] * len(views)))
+    shape = (*(extent for extent, _ in dims), width)
+    return [
+        Spec(shape, x.dtype)
+        if type(x) is Spec
+        else Tensor(view.storage, shape, view.dtype, (*(strides[k] for _, strides in dims), view.strides[-1]), view.offset)
+        for k, (x, view) in enumerate(zip(tensors, views, strict=True))
+    ]
 
 
 def shaped(x: Any, shape: tuple[int, ...]) -> Any:

@@ -15,14 +15,19 @@ from tilekit.ops import DeviceOp, Spec
 
 __all__ = ["transpose"]
 
-_SECTOR = 32  # bytes of memory that are read and written as one
+_LINE = 128  # bytes that the L2 cache keeps together
 _LONGEST = 1024  # side of a tile
+# Side of a tile and warps of its block, by the bytes of an element; and where rows are no whole number of 16 bytes.
+_SQUARES = {8: (32, 4), 4: (64, 4)}
+_BEGINNING_ANYWHERE = {8: (32, 4), 4: (64, 4)}
+_OTHERS = (128, 8)
 
 
 @tk.kernel
 def _transpose(y: tk.Out, x: tk.In):
-    shape = (1, y.tile_shape[2], y.tile_shape[1])
-    y.store(tk.transpose(tk.load(x, (tk.bid(0), tk.bid(2), tk.bid(1)), shape)))
+    """Of matrices along the last dimension; blocks that follow each other read along the rows of `x`."""
+    shape = (y.tile_shape[1], y.tile_shape[0], 1)
+    y.store(tk.transpose(tk.load(x, (tk.bid(1), tk.bid(0), tk.bid(2)), shape), 0, 1))
 
 
 @tk.kernel
@@ -52,21 +57,32 @@ def transpose(x: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     count = math.prod(batch)
     destination = shaped(out_or_new("transpose", out, x, (*batch, n, m)), (count, n, m))
     source = shaped(x, (count, m, n))
-    side, warps = {8: (32, 4), 4: (64, 4)}.get(x.itemsize, (128, 8))
-    rows, columns = _sides(m, n, side)
-    # Tiles cut sectors that rows of the result share: those are whole again where the neighbours are written soon.
-    along = m * x.itemsize % _SECTOR != 0 and m > rows
+    rows, columns, warps, along = _plan(m, n, x.itemsize)
 
     def steps(new):
-        y = new(destination)
+        y, matrices = new(destination), source.permute(1, 2, 0)  # a grid has the fastest dimension first, and batches last
         if along:
-            launch = _transpose_along(y.permute(0, 2, 1).partition((1, rows, columns)), source)
+            launch = _transpose_along(y.permute(2, 1, 0).partition((rows, columns, 1)), matrices)
         else:
-            launch = _transpose(y.partition((1, columns, rows)), source)
+            launch = _transpose(y.permute(1, 2, 0).partition((columns, rows, 1)), matrices)
         yield launch.num_warps(warps)
         return shaped(y, (*batch, n, m)) if out is None else out
 
     return Launches(x, steps, Spec((*batch, n, m), x.dtype))
+
+
+def _plan(m, n, itemsize):
+    """Rows and columns of a block's tile of a matrix of `m` x `n`, its warps, and whether blocks go along the rows of the result.
+
+    Tiles cut lines that rows share, of the matrix or of the result. Those are whole again, in the L2 cache, where the neighbour
+    comes soon: along the rows of the result, if only these are cut; of both, along the side that has fewer tiles.
+    """
+    ragged = any(extent * itemsize % 16 for extent in (m, n))
+    side, warps = (_BEGINNING_ANYWHERE if ragged else _SQUARES).get(itemsize, _OTHERS)
+    rows, columns = _sides(m, n, side)
+    of_source, of_result = (extent * itemsize % _LINE != 0 for extent in (n, m))
+    along = m > rows and of_result and (not of_source or -(-m // rows) <= -(-n // columns))
+    return rows, columns, warps, along
 
 
 def _sides(m, n, side):

@@ -22,8 +22,8 @@ from tilekit.compiler.codegen.operands import elements as operand_elements
 from tilekit.compiler.codegen.shared_memory import barrier
 from tilekit.compiler.codegen.transfer import Padding, read, write
 from tilekit.compiler.codegen.types import TensorType, TileType, describe, scalar_dtype, scalar_kind
-from tilekit.compiler.layouts.conversion import with_lanes, with_runs
-from tilekit.compiler.layouts.linear import Config, Layout, elements
+from tilekit.compiler.layouts.conversion import with_lanes, with_runs, within_warps
+from tilekit.compiler.layouts.linear import ACCESS_BYTES, Config, Layout, elements
 from tilekit.errors import CompileError
 from tilekit.lang import mapped, windows
 from tilekit.lang.tile import check_shape, common_shape
@@ -463,10 +463,12 @@ def _as_stored(tensor: TensorType, cut: Cut, held: Layout | None) -> Layout:
     lies, unit = _as_accessed(tensor, cut, held), tensor.facts.unit
     if held is None or unit is None or elements(lies.shape) * tensor.dtype.itemsize <= _FEW:
         return lies
-    width = 1 << len(access_pattern(tensor, lies, (), cut.steps).vector)
-    if 2 * width >= 1 << len(lies.run(unit)):
-        return lies
+    width, run = 1 << len(access_pattern(tensor, lies, (), cut.steps).vector), 1 << len(lies.run(unit))
+    # Two full accesses for neighbours fill half of each sector at a time, twice: shuffles cost less, shared memory does not.
+    halves = run == 2 * width and width * tensor.dtype.itemsize == ACCESS_BYTES
     beside = with_lanes(cut.unseen(held), unit, width)
+    if 2 * width >= run and not (halves and within_warps(cut.unseen(held), beside)):
+        return lies
     if _wide_enough(beside, tensor):
         return beside
     return Layout.blocked(cut.extents, Config(tensor.config.num_warps, width), unit)

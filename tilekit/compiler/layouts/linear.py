@@ -125,6 +125,7 @@ class Layout:
         """
         count = max(0, _log2(config.vec) - 2)
         spare = len(bits) - _log2(WARP) - _log2(config.num_warps)
+        order = [dim for dim in order if shape[dim] > 1]
         if len(order) < 2 or spare < count or shape[order[0]] < 8 * config.vec or shape[order[1]] < 1 << count:
             return ()
         taken = tuple(_bit(len(shape), order[1], bit) for bit in range(count))
