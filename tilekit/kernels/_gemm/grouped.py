@@ -54,7 +54,7 @@ def _grouped(
     Sums that are taken `apart` have so many `splits`, one behind the other in `out`, of which each has `share` tiles along K.
     """
     groups, columns = b.shape[0], tk.cdiv(b.shape[2], wide)
-    # The next tile of this block, counted from the first of the group. Groups are counted in 32 bits: each waits for the one before.
+    # The next tile of this block, counted from the first of the group. Groups are counted in 32 bits: each waits for the last.
     at, nothing = tk.bid(0), tk.load(offsets, 0, ()) * 0
     begins = nothing
     for g in range(groups + 1):
