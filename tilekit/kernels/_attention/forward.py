@@ -196,13 +196,14 @@ _TALL = {64: _Tiling(256, 64, 64, 6, 16)}
 _LOW = {64: _Tiling(64, 64, 64, 2, 4, 3), 128: _Tiling(64, 64, 128, 1, 4, 2), 256: _Tiling(64, 64, 256, 1, 4, 2, False)}
 # With fewer rows and a multiprocessor for each block, where there are no more of these: what half of the rows take less time for.
 _ALONE = {64: _Tiling(64, 128, 64, 3, 4), 128: _Tiling(64, 64, 128, 3, 4), 256: _Tiling(64, 64, 256, 2, 4)}
-# Microseconds that a turn of such a tile takes, and all the rest of it, as measured on an H200; for other tiles by what a
-# multiprocessor calculates in one, by the size of an element.
+# Microseconds that a turn of such a tile takes, and all the rest of it, as measured on an H200 (those alone: estimated by the
+# instructions of a turn, not measured yet); for other tiles by what a multiprocessor calculates in one, by the size of an element.
 _COSTS = {
     _STAGED[64]: (1.18, 2.7), _TALL[64]: (1.07, 4.8), _LOW[64]: (0.92, 3.7), _STAGED[128]: (1.3, 6.0), _LOW[128]: (1.05, 4.1),
     _STAGED[256]: (0.93, 6.2), _LOW[256]: (2.4, 5.0), _ALONE[64]: (0.75, 2.3), _ALONE[128]: (0.6, 2.2), _ALONE[256]: (0.75, 3.0),
 }  # fmt: skip
 # The same of a low tile that has a multiprocessor nearly to itself: its turns take as long as what is done one after another.
+# (By sequences of 64 to 238 keys of the sweeps, which took 4.4 to 7.6 us with 2 us of a launch; of 256 elements estimated.)
 _FEW = {_LOW[64]: (0.5, 2.2), _LOW[128]: (0.9, 1.7), _LOW[256]: (1.5, 3.0)}
 _RATE, _START = {2: 4.5e6, 4: 0.3e6}, 4.0
 # Of keys that are taken apart: microseconds that adding up takes, and the bytes that it moves in one, of as many parts as a power
@@ -278,7 +279,7 @@ def attention(
     # Blocks that stay load ahead for their next tile: 3 % to 5 % on an H200, of short sequences 10 %. But where tiles take
     # differently long, those of large heads had better come to who is done first: up to 13 %.
     # Where all have room at once, there is no next one.
-    at_once = tiles <= places * tiling.occupancy
+    at_once = tiles <= count * tiling.occupancy
     stays = overlapped and not at_once and not (masks.above and tiling.depth > 64 and keys > _SHORT)
     blocks = min(tiles, count * tiling.occupancy) if stays else tiles
     ahead = 2 if stays and not masks.above and tiling.depth <= _QUERIES_AHEAD else 1
