@@ -301,8 +301,8 @@ def order_access(
     Args:
         builder: at the place of the access.
         tensor: whose elements are accessed.
-        lies: the layout of the block's own tile; in a tuple, that of any tile of the tensor, as `_of_any_tile` gives it; None where
-            any thread may access any element.
+        lies: the layout of the block's own tile; in a tuple, that of any tile of the tensor, as `_of_any_tile` gives it; None
+            where any thread may access any element.
         writes: whether it writes.
         atomic: two such accesses need no order.
     """

@@ -197,7 +197,7 @@ _LOW = {64: _Tiling(64, 64, 64, 2, 4, 3), 128: _Tiling(64, 64, 128, 1, 4, 2), 25
 # With fewer rows and a multiprocessor for each block, where there are no more of these: what half of the rows take less time for.
 _ALONE = {64: _Tiling(64, 128, 64, 3, 4), 128: _Tiling(64, 64, 128, 3, 4), 256: _Tiling(64, 64, 256, 2, 4)}
 # Microseconds that a turn of such a tile takes, and all the rest of it, as measured on an H200 (those alone: estimated by the
-# instructions of a turn, not measured yet); for other tiles by what a multiprocessor calculates in one, by the size of an element.
+# instructions of a turn, not measured yet); for other tiles by what a multiprocessor calculates in one, by an element's size.
 _COSTS = {
     _STAGED[64]: (1.18, 2.7), _TALL[64]: (1.07, 4.8), _LOW[64]: (0.92, 3.7), _STAGED[128]: (1.3, 6.0), _LOW[128]: (1.05, 4.1),
     _STAGED[256]: (0.93, 6.2), _LOW[256]: (2.4, 5.0), _ALONE[64]: (0.75, 2.3), _ALONE[128]: (0.6, 2.2), _ALONE[256]: (0.75, 3.0),
