@@ -103,6 +103,47 @@ def test_a_tile_that_is_stored_as_it_lies():
     assert re.fullmatch(r"(\|l+\|s+)+", events(own_across(meta(16, 16), 3)))
 
 
+@tk.kernel
+def of_any_tile(y: tk.Out, n):
+    for i in range(n):
+        tk.store(y, i // 2, tk.arange(512) + i)
+
+
+@tk.kernel
+def of_a_slice(y: tk.Out, n):
+    for i in range(n):
+        tk.store(y.slice(0, i), 0, tk.arange(512) + i)
+
+
+@tk.kernel
+def of_other_tiles(y: tk.Out, n):
+    for i in range(n):
+        tk.store(y, i, tk.arange(512) + i)
+        tk.store(y, i // 2, tk.arange(1024) + i)
+
+
+@tk.kernel
+def of_any_tile_and_loaded(y: tk.InOut, n):
+    for i in range(n):
+        tk.store(y, i, tk.load(y, n - i, 512) + 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "turns"),
+    [(of_any_tile, "s+"), (of_a_slice, r"\|s+"), (of_other_tiles, r"\|s+\|s+"), (of_any_tile_and_loaded, r"\|l+\|s+")],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_stores_of_any_tile_need_no_order(make, turns):
+    """Each element has its thread, whichever tile it is in: but not if tiles begin anywhere, or have several sizes."""
+    assert re.fullmatch(f"({turns})+", events(make(api.meta((8192,), tk.int32).scattered(), 3).grid(1)))
+
+
+def test_the_last_store_of_a_tile_remains(device):
+    y = of_any_tile(api.zeros(4096, tk.int32).sync().scattered(), 15).grid(1).first().unpartition().to_host().sync()
+    last = np.minimum(2 * (np.arange(4096) // 512) + 1, 14)
+    np.testing.assert_array_equal(y, np.arange(4096) % 512 + last)
+
+
 @pytest.mark.parametrize("n", [1, 5])
 def test_results(device, n):
     x = np.arange(512, dtype=np.int32)

@@ -61,6 +61,47 @@ def by_branches(c: tk.Out, a: tk.In, b: tk.In, n: int):
     c.store(acc)
 
 
+def of_one_turn(c: tk.Out, a: tk.In, b: tk.In):
+    for ta in tk.pipelined(a.tiles(TILE)[0:1, 0]):
+        acc = tk.zeros(TILE, tk.float32)
+        for tb in tk.pipelined(b.tiles(TILE)[:, 0]):
+            acc = tk.mma(ta, tb, acc)
+        c.store(tk.exp(acc))
+
+
+def read_at_the_end(c: tk.Out, a: tk.In, b: tk.In):
+    for ta in tk.pipelined(a.tiles(TILE)[0:1, 0]):
+        acc = tk.zeros(TILE, tk.float32)
+        for tb in tk.pipelined(b.tiles(TILE)[:, 0]):
+            acc = tk.mma(ta, tb, acc)
+        c.store(tk.exp(acc) + ta)
+
+
+def computed_of_it(c: tk.Out, a: tk.In, b: tk.In):
+    for ta in tk.pipelined(a.tiles(TILE)[0:1, 0]):
+        acc, other = tk.zeros(TILE, tk.float32), ta.transpose() * 2.0
+        for tb in tk.pipelined(b.tiles(TILE)[:, 0]):
+            acc = tk.mma(ta, tb, acc)
+        c.store(tk.exp(acc) + other)
+
+
+def multiplied_at_the_end(c: tk.Out, a: tk.In, b: tk.In):
+    for ta in tk.pipelined(a.tiles(TILE)[0:1, 0]):
+        acc, other = tk.zeros(TILE, tk.float32), tk.load(b, (1, 1), TILE)
+        for tb in tk.pipelined(b.tiles(TILE)[:, 0]):
+            acc = tk.mma(ta, tb, acc)
+        c.store(tk.mma(acc.astype(tk.float16), other, tk.zeros(TILE, tk.float32)))
+
+
+@pytest.mark.parametrize("make", [of_one_turn, read_at_the_end, computed_of_it, multiplied_at_the_end], ids=lambda f: f.__name__)
+def test_the_stage_of_an_only_turn_is_given_back_behind_what_reads_it(make):
+    """Results that may be computed of a tile late count as the tile; products behind are the turn's."""
+    consumer = ringed(make)[1]
+    early = "tilekit__give(" in consumer
+    assert early == (make in (of_one_turn, multiplied_at_the_end))
+    assert not early or consumer.rindex("tk.mma(") < consumer.index("tilekit__give(") < consumer.index("c.store(")
+
+
 def test_branches_and_loops_around_stay():
     _, consumer, producer = ringed(by_branches, 3)
     assert producer.count("while") == consumer.count("while") == 1

@@ -116,6 +116,34 @@ def test_short_sequences_have_low_tiles(causal):
         assert plan(heads, length, length, size, causal)[0] > 64, (heads, length, size)
 
 
+def test_few_tiles_have_fewer_rows_and_a_multiprocessor_each():
+    """Half of the rows take less time; but where half of the multiprocessors were busy before, these would be twice as many."""
+    some = ((6, 520, 64, 64), (8, 512, 256, 64), (44, 128, 128, 64), (100, 128, 64, 128), (66, 1024, 128, 128))
+    for heads, length, size, rows in some:
+        assert plan(heads, length, length, size) == (rows, 1), (heads, length, size)
+
+
+@pytest.mark.parametrize("size", [64, 128, 256])
+def test_blocks_that_all_have_room_find_nothing_out(size):
+    """Which tile a block has is its number: what is divided is the number of a head by those that share its keys."""
+    q = api.meta((2, 3, 200, size), tk.bfloat16)
+    op = kernels.attention(q, q, q)
+    op.consumed()
+    (launch,) = [part for part in op.parts() if isinstance(part, tk.KernelLaunch)]
+    told = launch.explain("sm_90a")
+    assert told.compiled.local_bytes == 0
+    assert "HGMMA" in told.compiled.sass
+    assert len(re.findall(r"\b(?:div|rem)\.", told.compiled.ptx)) <= 2, "one, and its narrow form"
+    assert min(pipeline.stages for pipeline in told.pipelines) > 0
+
+
+def test_blocks_that_all_have_room_are_right(device, monkeypatch):
+    monkeypatch.setattr(forward, "multiprocessors", lambda *_: 132)  # a CPU device has fewer
+    check(*operands((2, 4, 130, 64), (2, 2, 300, 64), np.float16), causal=True)
+    monkeypatch.setattr(forward, "_planned", lambda tiling, *_: (tiling, 3))
+    check(*operands((3, 2, 70, 64), (3, 1, 300, 64), np.float16), causal=True)
+
+
 @pytest.mark.parametrize(("size", "causal"), [(64, False), (64, True), (128, False), (128, True), (256, True)])
 def test_blocks_of_low_tiles_share_a_multiprocessor(size, causal):
     """With products by warpgroups in each: registers are dealt out anew among fewer, and none spill.

@@ -119,8 +119,15 @@ def test_short_sequences_have_four_blocks_on_a_multiprocessor():
         assert decode._schedule(blocks, 4, size, 2, keys, keys, 132, 3, False, None).occupancy == 2, (blocks, size, keys)
 
 
-def test_four_blocks_on_a_multiprocessor_spill_nothing():
-    q, k = api.meta((40, 8, 1, 128), tk.bfloat16), api.meta((40, 8, 91, 128), tk.bfloat16)
+def test_large_heads_of_short_sequences_share_a_multiprocessor():
+    for blocks, keys, wanted in ((198, 64, (4, 2, 3)), (1694, 76, (4, 4, 1)), (50, 146, (8, 1, 3))):
+        schedule = decode._schedule(blocks, 8, 256, 2, keys, keys, 132, 3, False, None)
+        assert (schedule.num_warps, schedule.occupancy, schedule.stages) == wanted, (blocks, keys)
+
+
+@pytest.mark.parametrize("size", [128, 256])
+def test_four_blocks_on_a_multiprocessor_spill_nothing(size):
+    q, k = api.meta((100, 14, 1, size), tk.bfloat16), api.meta((100, 14, 91, size), tk.bfloat16)
     op = kernels.attention_decode(q, k, k)
     op.consumed()
     (launch,) = [part for part in op.parts() if isinstance(part, tk.KernelLaunch)]

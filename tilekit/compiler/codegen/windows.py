@@ -285,7 +285,12 @@ def check_eviction(what: str, policy: types.Type) -> str:
 
 
 def order_access(
-    builder: ir.IRBuilder, tensor: TensorType, *, lies: Layout | None = None, writes: bool = False, atomic: bool = False
+    builder: ir.IRBuilder,
+    tensor: TensorType,
+    *,
+    lies: Layout | tuple[Layout] | None = None,
+    writes: bool = False,
+    atomic: bool = False,
 ) -> None:
     """Put barriers between accesses to a tensor that the kernel writes: what other threads of the block did before is done.
 
@@ -296,7 +301,8 @@ def order_access(
     Args:
         builder: at the place of the access.
         tensor: whose elements are accessed.
-        lies: the layout of the block's own tile; None where any thread may access any element.
+        lies: the layout of the block's own tile; in a tuple, that of any tile of the tensor, as `_of_any_tile` gives it; None
+            where any thread may access any element.
         writes: whether it writes.
         atomic: two such accesses need no order.
     """
@@ -314,10 +320,20 @@ def order_access(
     others.append(access)
 
 
+def _of_any_tile(tensor: TensorType, cut: Cut, lies: Layout) -> tuple[Layout] | None:
+    """What says which thread stores an element, whichever tile of the tensor is stored; None where nothing does.
+
+    Tiles that begin at multiples of their extents are the same, or have nothing in common: each element is in one, where the
+    layout gives it to one thread, in all turns of a loop. (Warpgroups of attention waited for each other before they stored.) A
+    slice begins anywhere, and steps that are shorter than tiles let these overlap.
+    """
+    return (lies,) if tensor.origins == () and cut.shape and cut.steps == cut.extents else None
+
+
 class _Access:
     """An access to a tensor that the kernel writes, and the place before it."""
 
-    def __init__(self, lies: Layout | None, writes: bool, atomic: bool, builder: ir.IRBuilder) -> None:
+    def __init__(self, lies: Layout | tuple[Layout] | None, writes: bool, atomic: bool, builder: ir.IRBuilder) -> None:
         self.lies, self.writes, self.atomic, self.ordered = lies, writes, atomic, False
         self.block = builder.block
         self.last = self.block.instructions[-1] if self.block.instructions else None
@@ -407,7 +423,7 @@ def store_window(
     ) -> None:
         column = bring(builder, stored)
         chosen = mask_elements(builder, mask_type, mask, tile) if masked else None
-        order_access(builder, tensor, lies=None if roams else lies, writes=True)
+        order_access(builder, tensor, lies=_of_any_tile(tensor, cut, lies) if roams else lies, writes=True)
         access = open_access(builder, tensor, tensor_value, index, lies, proven=proven, writing=True, what=what, steps=cut.steps)
         write(builder, access, tensor.dtype, column, chosen, eviction=eviction)
 

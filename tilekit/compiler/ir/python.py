@@ -144,6 +144,8 @@ class _Emitter:
         if operation.kind == "gathered":
             self.gathered[operation.results[0]] = operation
             return []
+        if _gives(operation):
+            return self.give(operation.operands[0], ast.Constant(0), [])
         expression = self.expression(operation)
         if operation.kind == "call" and operation.what.value is intrinsics.ring:
             self.turns[operation.results[0]] = counter = self.fresh("stage")
@@ -213,8 +215,6 @@ class _Emitter:
         count = variable("steps", turns_of)
         index = self.fresh("turn")
         k: ast.expr = ast.Constant(0) if once else ast.Name(index, ast.Load())
-        counted = call(intrinsics.counted, ast.BinOp(turn, ast.Add(), ast.Constant(1)))
-        further = ast.Assign([ast.Name(counter, ast.Store())], counted)
         behind: list[ast.stmt] = []
         if loop.what == "produce":
             turns: list[ast.stmt] = []
@@ -222,21 +222,34 @@ class _Emitter:
                 before, row = self.one_tile(stream, k)
                 turns, rows = [*turns, *before], [*rows, row]
             at: ast.expr = ast.Constant(0) if gathered else k
-            turns += [ast.Expr(call(intrinsics.put, ring, turn, at, *rows)), *body, further]
+            turns += [ast.Expr(call(intrinsics.put, ring, turn, at, *rows)), *body, self.further(counter)]
         else:
             assert target is not None, "it takes tiles"
-            lines = [ast.Tuple([], ast.Load()) for _ in range(3)]
+            lines = [ast.Tuple([], ast.Load()) for _ in range(2)]
             inner = any(isinstance(node, (ast.For, ast.While)) for statement in body for node in ast.walk(statement))
             own = [] if inner else [statement for statement in body if not isinstance(statement, ast.If)]
             self.turn_statements += [(each, own) for each in lines]
             take = ast.Assign([target], call(intrinsics.take, ring, turn, lines[0]))
-            turns = [take, *body, ast.Expr(call(intrinsics.give, ring, turn, k, lines[1])), further]
-            behind.append(ast.Expr(call(intrinsics.last, ring, turn, count, lines[2])))
-            self.places |= {id(statement): loop.location for statement in (take, *turns[-2:])}
+            give = [] if any(map(_gives, loop.regions[0].operations)) else self.give(loop.keywords["ring"], k, own)
+            turns = [take, *body, *give]
+            behind.append(ast.Expr(call(intrinsics.last, ring, turn, count, lines[1])))
+            self.places |= {id(statement): loop.location for statement in (take, *give)}
         if once:
             return [*statements, ast.If(count, turns, []), *behind]
         over = ast.Call(self.reference(Constant(range, "range")), [count], [])
         return [*statements, ast.For(ast.Name(index, ast.Store()), over, turns, []), *behind]
+
+    def give(self, ring: Operand, k: ast.expr, own: list[ast.stmt]) -> list[ast.stmt]:
+        """What gives back the stage of turn `k` of a loop, whose own statements these are."""
+        lines, counter = ast.Tuple([], ast.Load()), self.turns[ring]
+        self.turn_statements.append((lines, own))
+        turn = ast.Name(counter, ast.Load())
+        return [ast.Expr(self.intrinsic(intrinsics.give, self.operand(ring), turn, k, lines)), self.further(counter)]
+
+    def further(self, counter: str) -> ast.stmt:
+        """Counts the turns of a ring."""
+        turn = ast.BinOp(ast.Name(counter, ast.Load()), ast.Add(), ast.Constant(1))
+        return ast.Assign([ast.Name(counter, ast.Store())], self.intrinsic(intrinsics.counted, turn))
 
     def plain_loop(self, gathered: Sequence[Operation], items: Sequence[Value], body: list[ast.stmt]) -> ast.stmt:
         """A loop over gathered streams that loads its tiles when it needs them."""
@@ -392,6 +405,11 @@ class _Emitter:
 
 
 _OPERATORS_OF_TWO = {SYMBOLS[node]: node for node in SYMBOLS if issubclass(node, ast.operator)}
+
+
+def _gives(operation: Operation) -> bool:
+    """Whether it gives back the stage of the loop that it stands in."""
+    return operation.kind == "call" and operation.what.value is intrinsics.give
 
 
 def _nested_views(kernel: Region) -> dict[Value, Operation]:

@@ -354,6 +354,7 @@ def ring(
         state.copied |= ring_type.copied
         state.summed |= any(known(summed))
         compilation.note("ring", ring_type)
+        last = len(state.barriers) == state.rings
         base = behind_rooms(builder, begin)
         # Taken for a constant, the address would be computed anew in each turn of a loop.
         base = asm(builder, "mov.u32 $0, $1;", "=r,r", i32, [base])
@@ -368,9 +369,10 @@ def ring(
                 for barrier, arrivals in ((ring_type.full, filling), (ring_type.empty, emptying)):
                     text = f"mbarrier.init.shared::cta.b64 [$0], {arrivals};"
                     asm(builder, text, "r,~{memory}", _VOID, [barrier(builder, base, where)], effect=True)
-            if state.target.tma:
+            if state.target.tma and last:
                 asm(builder, "fence.mbarrier_init.release.cluster;", "~{memory}", _VOID, [], effect=True)
-        asm(builder, "bar.sync 0;" if ring_type.cluster == 1 else _MEET, "~{memory}", _VOID, [], convergent=True)
+        if last:  # all rings begin before the threads have roles: they meet once
+            asm(builder, "bar.sync 0;" if state.cluster == 1 else _MEET, "~{memory}", _VOID, [], convergent=True)
         return base
 
     return ring_type, emit

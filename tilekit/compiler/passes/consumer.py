@@ -3,6 +3,10 @@
 Waits by dependence: a product is under way when the next operation begins, and is waited for where its result is read, but not
 those that were asked for after it; where several operations read it, before the first of them, for all. First operands that are
 carried round a loop, or come into it, lie as products take them all the time.
+
+A loop that has one turn gives its stage back as soon as nothing reads it any more: the thread that loads goes on to the tiles of
+the next such loop while the results of this one are still written. (Attention of short sequences: queries of the next tile came
+when the last had been stored, and all keys behind them.)
 """
 
 from __future__ import annotations
@@ -32,6 +36,50 @@ def consume(kernel: Region) -> None:
             _wait_for_products(loop.regions[0])
     for region in kernel.regions():
         _wait_once(region)
+    for loop in [operation for operation in kernel.walk() if operation.kind == "stream"]:
+        if loop.keywords["once"] == Constant(True):
+            _give_early(loop)
+
+
+def _give_early(loop: Operation) -> None:
+    """Give back the stage of the only turn of a loop behind the last operation that reads it.
+
+    Legal where what is behind neither reads the tiles, nor what may still be them (views; operands that products read where they
+    lie; whatever is computed of them, which may be computed late), nor asks for products, which are the turn's own. Products that
+    read them are under way at most: to give a stage back waits for them.
+    """
+    (body,) = loop.regions
+    tiles, before = set(body.parameters[: len(body.parameters) - len(loop.results)]), -1
+    while before < len(tiles):
+        before = len(tiles)
+        for operation in body.walk():
+            _follow(operation, tiles)
+    needed = [at for at, each in enumerate(body.operations) if _read(each) & tiles or _asks(each)]
+    behind = needed[-1] + 1 if needed else len(body.operations)
+    if behind < len(body.operations):
+        give = Constant(intrinsics.give, "tilekit__give")
+        body.operations.insert(behind, Operation("call", [loop.keywords["ring"]], body.operations[behind].location, give))
+
+
+def _follow(operation: Operation, tiles: set[Value]) -> None:
+    """Add what an operation computes of tiles of a stage, but for products."""
+    if not operation.regions:
+        if not accumulates(operation) and tiles.intersection(operation.reads()):
+            tiles.update(operation.results)
+        return
+    ways = list(operation.ends()) if operation.kind in LOOPS else operation.regions
+    for at, result in enumerate(operation.results):
+        handed = [region.operands[at] for region in ways if region.exit != "return" and at < len(region.operands)]
+        handed += operation.initial[at : at + 1] if operation.kind in LOOPS else []
+        if any(tiles.intersection(values_of(operand)) for operand in handed):
+            tiles.update([result] if operation.kind == "if" else [result, operation.carried[at]])
+
+
+def _asks(operation: Operation) -> bool:
+    """Whether it is a product, or there are some in it that are not of loops over streams."""
+    if operation.kind == "stream":
+        return False
+    return accumulates(operation) or any(_asks(each) for region in operation.regions for each in region.operations)
 
 
 def _prepare_operands(loop: Operation, region: Region) -> None:

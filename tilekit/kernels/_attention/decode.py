@@ -47,7 +47,9 @@ _LEAST_ROWS, _LEAST_COLUMNS, _MOST_COLUMNS, _CPU_COLUMNS = 16, 16, 128, 256
 _TILE_BYTES, _BLOCKS, _MOST_STAGES = 16 << 10, 2, 8
 _STAGES, _STAGES_ELSEWHERE = 3, 2
 _SHORT_BLOCKS, _SHORT_STAGES = 4, 1
-_SMALL = 256  # bytes of a query; of larger ones, and of more rows than products have at least, two blocks' sums are too many
+# Bytes of a query. Of larger ones, and of more rows than products have at least, two blocks' sums are too many; of larger ones of
+# the least rows two or four blocks of fewer warps have room (79 to 111 registers, 64), which the model asks for.
+_SMALL = 256
 _LEAST_SHARE = 2  # tiles of keys that are worth a block
 _LEAST_PARTS = 4  # of sequences that may be of different lengths: blocks that are done early leave room for others
 # As measured on an H200: bytes that all blocks get in a microsecond, and one with a tile's bytes on their way, by these; what a
@@ -229,8 +231,10 @@ def _schedule(
         return _time(way, blocks, 2 * keys * size * itemsize, columns * depth * itemsize, count)
 
     ways = [schedule]
-    if occupancy > 1 and num_warps > 2 and page == keys:
-        ways.append(schedule._replace(stages=_SHORT_STAGES, occupancy=_SHORT_BLOCKS))
+    if rows == _LEAST_ROWS and occupancy == 1:  # large heads of short sequences: half of the warps have room for their sums, too
+        ways.append(schedule._replace(num_warps=4, occupancy=_BLOCKS))
+    if ways[-1].occupancy > 1 and num_warps > 2 and page == keys:
+        ways.append(ways[-1]._replace(stages=_SHORT_STAGES, occupancy=_SHORT_BLOCKS))
     best = min((way._replace(parts=parts) for way in ways for parts in range(1, limit + 1)), key=time)
     worth = _WORTH if best.parts == 1 else _PARTS_WORTH
     return best if time(best) <= worth * time(schedule) else schedule

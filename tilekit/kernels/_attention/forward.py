@@ -71,6 +71,54 @@ def _back_and_forth(at, tiles, blocks):
     return at
 
 
+@tk.function
+def _attend(
+    o, lse, q, k, v, scale, left, right, group, parts, b, h, i, part, masked: tk.Const, below: tk.Const, above: tk.Const,
+    wanted: tk.Const, apart: tk.Const, ahead: tk.Const, stages: tk.Const, rotate: tk.Const, precision: tk.Const,
+):  # fmt: skip
+    """A tile of queries, number `i` of head `h` of sequence `b`; `part` of its keys, where they are taken `apart`."""
+    queries, keys = q.shape[2], k.shape[2]
+    diagonal = i * BM + keys - queries
+    first, last, reach = 0, tk.cdiv(keys, BN), 0
+    if below:
+        first, reach = max(0, diagonal - left) // BN, right
+    if above:
+        last = max(first + 1, min(last, tk.cdiv(diagonal + min(BM, queries - i * BM) + reach, BN)))
+    if apart:
+        each = tk.cdiv(last - first, parts)
+        first = min(last, first + part * each)
+        last = min(last, first + each)
+    for tq in tk.pipelined(q.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], stages=ahead):
+        query, j = tq.reshape((BM, BD)), first
+        acc, row_sum = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1), tk.float32)
+        row_max = tk.full((BM, 1), LOWEST, tk.float32)
+        for key, value in tk.pipelined(
+            k.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
+            v.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
+            stages=stages,
+            rotate=rotate,
+        ):
+            nothing = tk.zeros((BM, BN), tk.float32)
+            scores = tk.mma(query, key.reshape((BN, BD)).transpose(), nothing, precision=precision)
+            if masked:
+                scores = seen(scores, j * BN, keys, diagonal, left, reach, below, above)
+            new_max = tk.maximum(row_max, tk.max(scores, 1, keepdims=True) * scale)
+            p, alpha = tk.exp2(scores * scale - new_max), tk.exp2(row_max - new_max)
+            row_sum = row_sum * alpha + tk.sum(p, 1, keepdims=True)
+            acc = tk.mma(p.astype(v.dtype), value.reshape((BN, BD)), acc * alpha, precision=precision)
+            row_max = new_max
+            j += 1
+        # A query that sees no key gets zeros, and -inf.
+        result = acc * tk.where(row_sum == 0, 0.0, 1.0 / row_sum)
+        to = part * q.shape[0] + b
+        tk.store(o, (to, h, i, 0), result.astype(o.dtype).reshape((1, 1, BM, BD)))
+        if wanted:
+            sums = row_max + tk.log2(row_sum)
+            if not apart:
+                sums = sums * LN_2
+            tk.store(lse, (to, h, i), sums.reshape((1, 1, BM)))
+
+
 @tk.kernel
 def _attention(
     o: tk.Out, lse: tk.Out, q: tk.In, k: tk.In, v: tk.In, scale: float, left: int, right: int, group: int, share: int,
@@ -83,7 +131,7 @@ def _attention(
     taken `apart`, each tile of queries is visited in so many `parts`, whose results and binary logarithms of sums come one behind
     the other along the batch.
     """
-    heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
+    heads = q.shape[1]
     number = tk.bid(0)
     while number < tiles:
         at = number
@@ -96,48 +144,30 @@ def _attention(
         i, h = _visited(at, heads * q.shape[0], rows, share)
         b = h // heads
         h = h - b * heads
-        diagonal = i * BM + keys - queries
-        first, last, reach = 0, tk.cdiv(keys, BN), 0
-        if below:
-            first, reach = max(0, diagonal - left) // BN, right
-        if above:
-            last = max(first + 1, min(last, tk.cdiv(diagonal + min(BM, queries - i * BM) + reach, BN)))
-        if apart:
-            each = tk.cdiv(last - first, parts)
-            first = min(last, first + part * each)
-            last = min(last, first + each)
-        for tq in tk.pipelined(q.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], stages=ahead):
-            query, j = tq.reshape((BM, BD)), first
-            acc, row_sum = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1), tk.float32)
-            row_max = tk.full((BM, 1), LOWEST, tk.float32)
-            for key, value in tk.pipelined(
-                k.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
-                v.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
-                stages=stages,
-                rotate=rotate,
-            ):
-                nothing = tk.zeros((BM, BN), tk.float32)
-                scores = tk.mma(query, key.reshape((BN, BD)).transpose(), nothing, precision=precision)
-                if masked:
-                    scores = seen(scores, j * BN, keys, diagonal, left, reach, below, above)
-                new_max = tk.maximum(row_max, tk.max(scores, 1, keepdims=True) * scale)
-                p, alpha = tk.exp2(scores * scale - new_max), tk.exp2(row_max - new_max)
-                row_sum = row_sum * alpha + tk.sum(p, 1, keepdims=True)
-                acc = tk.mma(p.astype(v.dtype), value.reshape((BN, BD)), acc * alpha, precision=precision)
-                row_max = new_max
-                j += 1
-            # A query that sees no key gets zeros, and -inf.
-            result = acc * tk.where(row_sum == 0, 0.0, 1.0 / row_sum)
-            to = part * q.shape[0] + b
-            tk.store(o, (to, h, i, 0), result.astype(o.dtype).reshape((1, 1, BM, BD)))
-            if wanted:
-                sums = row_max + tk.log2(row_sum)
-                if not apart:
-                    sums = sums * LN_2
-                tk.store(lse, (to, h, i), sums.reshape((1, 1, BM)))
+        _attend(
+            o, lse, q, k, v, scale, left, right, group, parts, b, h, i, part, masked, below, above, wanted, apart, ahead, stages,
+            rotate, precision,
+        )  # fmt: skip
         number += blocks
         if not stays:
             number = tiles
+
+
+@tk.kernel
+def _attention_at_once(
+    o: tk.Out, lse: tk.Out, q: tk.In, k: tk.In, v: tk.In, scale: float, left: int, right: int, group: int, parts: int,
+    masked: tk.Const, below: tk.Const, above: tk.Const, wanted: tk.Const, apart: tk.Const, stages: tk.Const, rotate: tk.Const,
+    precision: tk.Const,
+):  # fmt: skip
+    """As `_attention`, where all blocks have room at the same time: nothing is to be found out before their first tile comes."""
+    i, h, b, part = tk.bid(0), tk.bid(1), tk.bid(2), 0
+    if apart:
+        part = b // q.shape[0]
+        b = b - part * q.shape[0]
+    _attend(
+        o, lse, q, k, v, scale, left, right, group, parts, b, h, i, part, masked, below, above, wanted, apart, 1, stages, rotate,
+        precision,
+    )  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------------------------------------- host
@@ -164,12 +194,17 @@ _STAGED = {64: _Tiling(128, 128, 64, 4, 8), 128: _Tiling(128, 128, 128, 2, 8), 2
 _TALL = {64: _Tiling(256, 64, 64, 6, 16)}
 # With fewer rows, of which several blocks share a multiprocessor: while one begins and ends, others calculate.
 _LOW = {64: _Tiling(64, 64, 64, 2, 4, 3), 128: _Tiling(64, 64, 128, 1, 4, 2), 256: _Tiling(64, 64, 256, 1, 4, 2, False)}
-# Microseconds that a turn of such a tile takes, and all the rest of it, as measured on an H200; for other tiles by what a
-# multiprocessor calculates in one, by the size of an element.
+# With fewer rows and a multiprocessor for each block, where there are no more of these: what half of the rows take less time for.
+_ALONE = {64: _Tiling(64, 128, 64, 3, 4), 128: _Tiling(64, 64, 128, 3, 4), 256: _Tiling(64, 64, 256, 2, 4)}
+# Microseconds that a turn of such a tile takes, and all the rest of it, as measured on an H200 (those alone: estimated by the
+# instructions of a turn, not measured yet); for other tiles by what a multiprocessor calculates in one, by an element's size.
 _COSTS = {
     _STAGED[64]: (1.18, 2.7), _TALL[64]: (1.07, 4.8), _LOW[64]: (0.92, 3.7), _STAGED[128]: (1.3, 6.0), _LOW[128]: (1.05, 4.1),
-    _STAGED[256]: (0.93, 6.2), _LOW[256]: (2.4, 5.0),
+    _STAGED[256]: (0.93, 6.2), _LOW[256]: (2.4, 5.0), _ALONE[64]: (0.75, 2.3), _ALONE[128]: (0.6, 2.2), _ALONE[256]: (0.75, 3.0),
 }  # fmt: skip
+# The same of a low tile that has a multiprocessor nearly to itself: its turns take as long as what is done one after another.
+# (By sequences of 64 to 238 keys of the sweeps, which took 4.4 to 7.6 us with 2 us of a launch; of 256 elements estimated.)
+_FEW = {_LOW[64]: (0.5, 2.2), _LOW[128]: (0.9, 1.7), _LOW[256]: (1.5, 3.0)}
 _RATE, _START = {2: 4.5e6, 4: 0.3e6}, 4.0
 # Of keys that are taken apart: microseconds that adding up takes, and the bytes that it moves in one, of as many parts as a power
 # of two (15 heads with 96 queries of 256 elements to 1504 keys: 22.5 us in four parts, 31.7 in five).
@@ -243,7 +278,9 @@ def attention(
     tiles = batch * heads * rows * parts
     # Blocks that stay load ahead for their next tile: 3 % to 5 % on an H200, of short sequences 10 %. But where tiles take
     # differently long, those of large heads had better come to who is done first: up to 13 %.
-    stays = overlapped and not (masks.above and tiling.depth > 64 and keys > _SHORT)
+    # Where all have room at once, there is no next one.
+    at_once = tiles <= count * tiling.occupancy
+    stays = overlapped and not at_once and not (masks.above and tiling.depth > 64 and keys > _SHORT)
     blocks = min(tiles, count * tiling.occupancy) if stays else tiles
     ahead = 2 if stays and not masks.above and tiling.depth <= _QUERIES_AHEAD else 1
     if overlapped and masks.above:
@@ -255,13 +292,19 @@ def attention(
             apart, o, weights = parts > 1, y, sums
             if apart:
                 o, weights = (new(Spec((parts * batch, *x.shape[1:]), dtypes.float32)) for x in (y, sums))
-            launch = _attention(
-                o.scattered(), weights.scattered(), q, k, v, factor * LOG2_E, masks.left, masks.right, group, share, rows, tiles,
-                blocks, parts, stays, masks.above or masks.below or keys % tiling.columns > 0, masks.below, masks.above,
-                return_lse or apart, apart, ahead, tiling.stages, tiling.rotate, precision,
-            )  # fmt: skip
+            operands = o.scattered(), weights.scattered(), q, k, v, factor * LOG2_E, masks.left, masks.right, group
+            masked = masks.above or masks.below or keys % tiling.columns > 0
+            facts = masked, masks.below, masks.above, return_lse or apart, apart
+            grid: Any = blocks
+            if at_once:
+                launch = _attention_at_once(*operands, parts, *facts, tiling.stages, tiling.rotate, precision)
+                grid = (rows, heads, batch * parts)
+            else:
+                launch = _attention(
+                    *operands, share, rows, tiles, blocks, parts, stays, *facts, ahead, tiling.stages, tiling.rotate, precision
+                )
             launch = launch.generics(BM=tiling.rows, BN=tiling.columns, BD=tiling.depth)
-            yield launch.num_warps(tiling.num_warps).occupancy(tiling.occupancy).grid(blocks)
+            yield launch.num_warps(tiling.num_warps).occupancy(tiling.occupancy).grid(grid)
             if apart:
                 of_heads = (parts, batch * heads, *y.shape[2:])
                 yield added_up(y, sums if return_lse else None, shaped(o, of_heads), shaped(weights, of_heads[:3]), tiling.depth)
@@ -287,20 +330,27 @@ def _planned(
         turns = _turns(tiling, queries, keys, masks) or [0]
         mean, longest = sum(turns) / len(turns), max(turns)
         flops = 4 * tiling.rows * tiling.columns * tiling.depth
-        turn, start = _COSTS.get(tiling, (flops / _RATE[itemsize], _START))
+        most = _COSTS.get(tiling, (flops / _RATE[itemsize], _START))
 
         def time(parts: int) -> float:
-            rounds = heads * len(turns) * parts / (count * tiling.occupancy)
+            beside = heads * len(turns) * parts / count
+            rounds = beside / tiling.occupancy
+            # How far a multiprocessor is from having one block alone to having all that it has room for.
+            full = 1.0 if tiling.occupancy == 1 else min(1.0, max(0.0, (beside - 1) / (tiling.occupancy - 1)))
+            each, rest = (a + (b - a) * full for a, b in zip(_FEW.get(tiling, most), most, strict=True))
             rounds = math.ceil(rounds) if min(turns) > _LIKE * longest else max(1.0, rounds)
             adding = _ADDING + heads * queries * size * 8 * power(parts) / _ADDED if parts > 1 else 0.0
-            return max(rounds * (mean / parts * turn + start), longest / parts * turn + start) + adding
+            return max(rounds * (mean / parts * each + rest), longest / parts * each + rest) + adding
 
         return [time(parts) for parts in range(1, max(1, min(_MOST_PARTS, longest // _LEAST_TURNS)) + 1)]
 
     best, parts, least = tiling, 1, _WORTH * times(tiling)[0]
-    for each in (tiling, *([_LOW[tiling.depth]] if overlapped and itemsize == 2 and tiling.depth in _LOW else ())):
+    others = (ways[tiling.depth] for ways in (_LOW, _ALONE) if overlapped and itemsize == 2 and tiling.depth in ways)
+    for each in (tiling, *others):
         estimates = times(each)
-        if min(estimates) < least:
+        if each in _ALONE.values():  # of blocks of which each has a multiprocessor
+            estimates = estimates[: count // max(1, heads * len(_turns(each, queries, keys, masks)))]
+        if min(estimates, default=least) < least:
             best, parts, least = each, estimates.index(min(estimates)) + 1, min(estimates)
     return best, parts
 
