@@ -41,7 +41,7 @@ _LONGEST, _TILE = 1 << 17, 1 << 15
 _FEW = 1024
 # Blocks that go along longer rows: bytes of a tile, warps, how many a multiprocessor has room for, and how much of that room, in
 # as many rounds as the rows take, these fill at least. (Two passes read twice, which is two thirds of the speed.)
-_STEP, _STEP_WARPS, _MANY, _FILLED = 1 << 14, 8, 4, 0.7
+_STEP, _STEP_WARPS, _MANY, _FILLED = 1 << 14, 8, 4, 0.45
 # A GPU starts about one block a clock: an H200 1.65 in a nanosecond, of whatever size. Blocks of as many warps get several short
 # rows, where so many blocks for each multiprocessor are left: those of one warp are soon all that it starts.
 _LEAST_WARPS, _BLOCKS = 4, 8

@@ -28,8 +28,8 @@ _PRODUCTS, _WAITING, _ASKING = 4300, 90, 0.5
 _COMING, _STAGES, _STAGES_ALONE, _ROOM = 570, 4, 8, 224 << 10
 # Bytes that come from the L2 cache in a clock, to a multiprocessor and to all of them: fewer where rows lie across its lines.
 _FETCHED, _CACHED, _ACROSS = 80, 7500, 6000
-# In a step, until a tile of `b` that was turned over is there.
-_TURNING = 200
+# For each column of a tile of `b` that is turned over in a step, which the next product waits for.
+_TURNING = 1.7
 # Rows that a tile has beyond a matrix are zeros, and take longer: with tiles of 128 x 128, 256 x 8192 x 8192 takes 50 us, and
 # with 224, 194, 160, 129 rows 51, 73, 83, 93.
 _BEYOND = 1750
@@ -47,6 +47,7 @@ _TWO = 1.02
 _STREAMED = 128 << 20
 # Tiles for operands in stages of shared memory: rows, columns, warps. Each warpgroup has 64 rows, or more.
 _STAGED = ((128, 256, 8), (128, 128, 8), (64, 256, 4), (64, 128, 4), (128, 64, 8), (64, 64, 4))
+_TALL = ((256, 128, 8),)  # where columns cost more
 # With tiles of so many bytes for each element of a large one beside it, its accumulator does not fit the registers.
 _BESIDE = 4
 # Blocks next to each other, or one below the other, that load a tile once for all of them. Of large tiles, two do if they visit
@@ -112,6 +113,7 @@ def cheapest(product: Product, splits: int | str | None = None, abreast: tuple[i
     best, chosen = math.inf, Way(128, 128, 8)
     fitting = [columns for columns in abreast if columns_of(columns)[0] < n]  # else the second tile has none
     more = [(rows, columns, warps) for columns in fitting for rows, warps in ((128, 8), (64, 4))]
+    more += _TALL if product.over else ()
     steps = -(-k * product.itemsize // STAGED_BYTES)
     near = product.itemsize * (m * k + k * n) <= _STREAMED
     for bm, bn, warps in (*_STAGED, *more):
@@ -170,7 +172,7 @@ def clocks(product: Product, way: Way) -> float:
         """Of the blocks of a multiprocessor."""
         if product.summed:
             return _SUMMING_WAITS + (_SUMMING if blocks * warps <= 4 else _SUMMING_TOGETHER) * blocks * products
-        over = _TURNING if product.over else 0
+        over = _TURNING * bn if product.over else 0
         return max(blocks * (products + over), waiting + _ASKING * blocks * products)
 
     def turns_of(pieces: int) -> tuple[int, float]:
