@@ -87,8 +87,7 @@ def test_tensor_cores(kind, target):
     assert kernel.local_bytes == 0
     assert of(found, "LDL") == of(found, "STL") == 0
     assert {n for n in found if n.startswith("LDG")} == {"LDG.E.128"}
-    bits = "64" if dtypes[0].itemsize == 2 or (target == "sm_80" and kind == "float8") else "128"
-    assert {n for n in found if n.startswith("STG")} == {f"STG.E.{bits}"}, "the result is stored from where it is"
+    assert {n for n in found if n.startswith("STG")} == {"STG.E.128"}, "two sectors of a row at a time"
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
@@ -147,7 +146,7 @@ def test_an_accumulator_stays_where_it_is_round_a_loop(start):
         c = meta(tk.float32, 4096, 4096).partition((64, 64))
         op = added(c, meta(tk.float16, 4096, 4096), meta(tk.float16, 4096, 4096)).generics(BM=64, BN=64, BK=32).num_warps(4)
     explained = op.explain(target="sm_80")
-    moved = [conversion for conversion in explained.conversions if "float32" in conversion.what]
+    moved = [each for each in explained.conversions if "float32" in each.what and each.way != "registers"]  # but when stored
     assert len(moved) == (start == "loaded"), "loaded before the loop, in the layout of loads"
     code = loop(explained.compiled)
     assert code.count("HMMA.16816.F32") == 16
@@ -180,7 +179,7 @@ def test_a_row_of_a_warp_stays_in_it_between_two_products():
 
     given = [meta(tk.float16, 64, 32), meta(tk.float16, 32, 32), meta(tk.float16, 32, 32)]
     explained = twice(meta(tk.float32, 64, 32).partition((64, 32)), *given).explain(target="sm_90a")
-    assert Counter(c.way for c in explained.conversions) == {"shared memory": 3, "registers": 1}
+    assert Counter(c.way for c in explained.conversions) == {"shared memory": 3, "registers": 2}
 
 
 def test_operands_must_have_room():

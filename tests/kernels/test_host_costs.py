@@ -58,7 +58,7 @@ BUDGETS = {
     "l2_norm": (77, 1, 0),
     "swiglu_backward": (106, 1, 1),
     "rms_norm_backward": (143, 3, 0),
-    "layer_norm_backward": (166, 4, 0),
+    "layer_norm_backward": (166, 3, 0),
 }
 
 

@@ -110,7 +110,7 @@ def test_keys_are_taken_apart_where_multiprocessors_had_nothing_to_do(causal):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_short_sequences_have_low_tiles(causal):
-    for heads, length, size in ((768, 64, 64), (1024, 64, 128), (1456, 128, 128), (420, 153, 256), (264, 64, 192)):
+    for heads, length, size in ((768, 64, 64), (1024, 64, 128), (264, 64, 192)):
         assert plan(heads, length, length, size, causal)[0] == 64, (heads, length, size)
     for heads, length, size in ((64, 4096, 64), (32, 8192, 128), (128, 1024, 128), (16, 8192, 256)):
         assert plan(heads, length, length, size, causal)[0] > 64, (heads, length, size)

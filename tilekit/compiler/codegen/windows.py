@@ -431,14 +431,15 @@ def store_window(
 
 
 def to_store(
-    what: str, tensor: TensorType, cut: Cut, value: types.Type
+    what: str, tensor: TensorType, cut: Cut, value: types.Type, *, added: bool = False
 ) -> tuple[Layout, TileType, Callable[[ir.IRBuilder, ir.Value], list[ir.Value]]]:
-    """How a tile or a scalar lies when it is written: a layout of the extents, the tile's type, and how to bring it there."""
+    """How a tile or a scalar lies when it is written, or `added`: a layout of the extents, the tile's type, and how to bring it
+    there."""
     if isinstance(value, TileType) and value.shape not in (cut.shape, ()):
         reject(what, f"a tile of shape {value.shape} into {tensor.parameter}, whose tiles are {cut.shape}")
     check_value(what, value, tensor)
     whole = isinstance(value, TileType) and value.shape == cut.shape
-    lies = _as_stored(tensor, cut, value.layout if whole and not value.splat else None)
+    lies = _as_stored(tensor, cut, value.layout if whole and not value.splat else None, added=added)
     tile = TileType(tensor.dtype, cut.seen(lies), tensor.config)
 
     def bring(builder: ir.IRBuilder, stored: ir.Value) -> list[ir.Value]:
@@ -473,15 +474,26 @@ def _as_accessed(tensor: TensorType, cut: Cut, held: Layout | None) -> Layout:
     return Layout.blocked(cut.extents, tensor.config, unit)
 
 
-def _as_stored(tensor: TensorType, cut: Cut, held: Layout | None) -> Layout:
-    """The same for a tile that is stored. Of one whose rows begin anywhere, accesses take few of the neighbours that a thread
-    would have: neighbouring lanes have them then. (A load that is as narrow finds its sectors in the L1 cache.)"""
-    lies, unit = _as_accessed(tensor, cut, held), tensor.facts.unit
-    if held is None or unit is None or elements(lies.shape) * tensor.dtype.itemsize <= _FEW:
+def _as_stored(tensor: TensorType, cut: Cut, held: Layout | None, *, added: bool) -> Layout:
+    """The same for a tile that is stored, or `added`.
+
+    A warp that would write one sector of each row writes two, 16 bytes a lane, for some shuffles: results of products in float32
+    and int32 are stored in four fifths of the time. Of a tile whose rows begin anywhere, accesses take few of the neighbours that
+    a thread would have: neighbouring lanes have them then. (A load that is as narrow finds its sectors in the L1 cache.)
+    """
+    lies, unit, itemsize = _as_accessed(tensor, cut, held), tensor.facts.unit, tensor.dtype.itemsize
+    if held is None or unit is None or elements(lies.shape) * itemsize <= _FEW:
         return lies
+    if not added and lies.stretch(unit) * itemsize == _SECTOR:
+        near = with_runs(lies, unit, itemsize)
+        if (
+            near.stretch(unit) * itemsize > _SECTOR
+            and itemsize << len(access_pattern(tensor, near, (), cut.steps).vector) == ACCESS_BYTES
+        ):
+            return near
     width, run = 1 << len(access_pattern(tensor, lies, (), cut.steps).vector), 1 << len(lies.run(unit))
     # Two full accesses for neighbours fill half of each sector at a time, twice: shuffles cost less, shared memory does not.
-    halves = run == 2 * width and width * tensor.dtype.itemsize == ACCESS_BYTES
+    halves = run == 2 * width and width * itemsize == ACCESS_BYTES
     beside = with_lanes(cut.unseen(held), unit, width)
     if 2 * width >= run and not (halves and within_warps(cut.unseen(held), beside)):
         return lies
@@ -490,14 +502,12 @@ def _as_stored(tensor: TensorType, cut: Cut, held: Layout | None) -> Layout:
     return Layout.blocked(cut.extents, Config(tensor.config.num_warps, width), unit)
 
 
-# Sectors are of 32 bytes. A warp that writes two of each row takes half as many accesses, for some shuffles: results of products
-# in float32 or int32 are stored in four fifths of the time.
-_SECTORS, _FEW = 64, 2048
+_SECTOR, _FEW = 32, 2048
 
 
 def _wide_enough(layout: Layout, tensor: TensorType) -> bool:
-    """Whether a tile may be stored as it lies: a warp fills two sectors of a row, or the tile is small anyway."""
+    """Whether a tile may be stored as it lies: a warp fills whole sectors of 32 bytes, or the tile is small anyway."""
     itemsize, unit = tensor.dtype.itemsize, tensor.facts.unit
     if elements(layout.shape) * itemsize <= _FEW or unit is None:
         return True
-    return layout.stretch(unit) * itemsize >= _SECTORS
+    return layout.stretch(unit) * itemsize >= _SECTOR

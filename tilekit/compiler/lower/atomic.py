@@ -381,7 +381,7 @@ def atomic_add_tile(array: types.Type, index: types.Type, tile: types.Type) -> A
         reject(what, f"adds a tile, not {describe(tile)}")
     check_index(index, tensor, what)
     cut = cut_of(*in_rule(what, check_window, tile.shape, tensor.facts.rank, tensor.parameter))
-    lies, _, bring = to_store(what, tensor, cut, tile)
+    lies, _, bring = to_store(what, tensor, cut, tile, added=True)
     inside = proven(index, tensor, cut)
 
     def emit(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, added: ir.Value) -> None:

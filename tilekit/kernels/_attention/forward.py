@@ -189,18 +189,18 @@ class _Tiling(NamedTuple):
 
 
 # By the head size. On GPUs of compute capability 9.0 each warpgroup has 64 rows, and shared memory room for the stages.
-_STAGED = {64: _Tiling(128, 128, 64, 4, 8), 128: _Tiling(128, 128, 128, 2, 8), 256: _Tiling(128, 32, 256, 4, 8)}
+_STAGED = {64: _Tiling(128, 128, 64, 4, 8), 128: _Tiling(128, 128, 128, 2, 8), 256: _Tiling(128, 64, 256, 2, 8, rotate=False)}
 # With scores that are asked for ahead: keys and values come once for twice as many queries.
 _TALL = {64: _Tiling(256, 64, 64, 6, 16)}
 # With fewer rows, of which several blocks share a multiprocessor: while one begins and ends, others calculate.
 _LOW = {64: _Tiling(64, 64, 64, 2, 4, 3), 128: _Tiling(64, 64, 128, 1, 4, 2), 256: _Tiling(64, 64, 256, 1, 4, 2, False)}
 # With fewer rows and a multiprocessor for each block, where there are no more of these: what half of the rows take less time for.
 _ALONE = {64: _Tiling(64, 128, 64, 3, 4), 128: _Tiling(64, 64, 128, 3, 4), 256: _Tiling(64, 64, 256, 2, 4)}
-# Microseconds that a turn of such a tile takes, and all the rest of it, as measured on an H200 (those alone: estimated by the
-# instructions of a turn, not measured yet); for other tiles by what a multiprocessor calculates in one, by an element's size.
+# Microseconds that a turn of such a tile takes, and all the rest of it, as measured on an H200; for other tiles by what a
+# multiprocessor calculates in one, by an element's size.
 _COSTS = {
-    _STAGED[64]: (1.18, 2.7), _TALL[64]: (1.07, 4.8), _LOW[64]: (0.92, 3.7), _STAGED[128]: (1.3, 6.0), _LOW[128]: (1.05, 4.1),
-    _STAGED[256]: (0.93, 6.2), _LOW[256]: (2.4, 5.0), _ALONE[64]: (0.75, 2.3), _ALONE[128]: (0.6, 2.2), _ALONE[256]: (0.75, 3.0),
+    _STAGED[64]: (1.18, 2.7), _TALL[64]: (1.07, 4.8), _LOW[64]: (0.92, 3.2), _STAGED[128]: (1.85, 2.5), _LOW[128]: (1.3, 3.0),
+    _STAGED[256]: (1.6, 4.0), _LOW[256]: (2.06, 2.8), _ALONE[64]: (0.75, 2.3), _ALONE[128]: (0.6, 2.2), _ALONE[256]: (0.75, 2.6),
 }  # fmt: skip
 # The same of a low tile that has a multiprocessor nearly to itself: its turns take as long as what is done one after another.
 # (By sequences of 64 to 238 keys of the sweeps, which took 4.4 to 7.6 us with 2 us of a launch; of 256 elements estimated.)

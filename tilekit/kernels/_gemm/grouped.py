@@ -62,8 +62,7 @@ def _grouped(
         if g < groups:
             ends = tk.minimum(tk.maximum(tk.load(offsets, g, ()), begins), ends)
             steps = tk.cdiv(a.shape[1], BK)
-        tiles = (ends - begins + (BM - 1)) // BM
-        first, last, rows = begins.item(), ends.item(), tiles.item()
+        first, last, rows = begins.item(), ends.item(), tk.cdiv((ends - begins).item(), BM)
         while at < rows * columns * splits:
             part, top, begin, end = 0, 0, 0, steps
             if apart:
