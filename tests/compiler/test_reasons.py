@@ -138,7 +138,7 @@ def looking_up(y: tk.InOut, x: tk.In, table: tk.In, how: tk.Const):
     if how == "written":
         at = int(tk.load(y, (0, 0), ()).item())
     if how == "element":
-        at = tk.load(table, 0, ()).item()
+        at = tk.minimum(tk.maximum(tk.load(table, 0, ()), tk.load(table, 1, ())), 3).item()
     for t in tk.pipelined(x.tiles(ROWS)[at, :]):
         if how == "loaded" and tk.sum(t) > 0:
             for u in tk.pipelined(x.tiles(ROWS)[1, :]):

@@ -364,9 +364,9 @@ OF_OTHER_TYPES = {
     "i8": (lambda: deep(8192, 8192, 8192, I8), "IGMMA.64x256x32.S8.S8"),
     "u8, i8": (lambda: deep(4096, 4096, 4096, tk.uint8, I8, alpha=3, c=m(4096, dtype=tk.int32)), "IGMMA.64x256x32.U8.S8"),
     "tf32": (lambda: deep(8192, 8192, 8192, F, precision="tf32"), "HGMMA.64x256x8.F32.TF32"),
-    "tf32, b not turned": (lambda: product(8192, 8192, 8192, F, precision="tf32"), "HGMMA.64x256x8.F32.TF32"),
+    "tf32, b not turned": (lambda: product(8192, 8192, 8192, F, precision="tf32"), "HGMMA.64x128x8.F32.TF32"),
     "batch of tf32, b not turned": (
-        lambda: kernels.gemm(m(16, 1024, 512), m(16, 512, 1024), precision="tf32"), "HGMMA.64x256x8.F32.TF32",
+        lambda: kernels.gemm(m(16, 1024, 512), m(16, 512, 1024), precision="tf32"), "HGMMA.64x128x8.F32.TF32",
     ),
     "ragged e4m3": (lambda: deep(4000, 4010, 4048, E4, dtype=B), "QGMMA.64x128x32.F32.E4M3.E4M3"),
     "e4m3 1024": (lambda: deep(1024, 1024, 1024, E4, dtype=B), "QGMMA.64x64x32.F32.E4M3.E4M3"),

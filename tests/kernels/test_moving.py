@@ -40,10 +40,10 @@ def test_transpose(device, shape, dtype):
         ((32, 4096), "float32", "_transpose", (64, 32, 1)),
         ((6, 7, 226629), "float32", "_transpose", (1024, 8, 1)),
         ((226629, 7), "float16", "_transpose", (8, 1024, 1)),
-        ((297, 50208), "float32", "_transpose_along", (64, 64, 1)),
-        ((50208, 297), "float32", "_transpose", (64, 64, 1)),
+        ((297, 50208), "float32", "_transpose_along", (128, 64, 1)),
+        ((50208, 297), "float32", "_transpose", (64, 128, 1)),
         ((840, 50208), "float32", "_transpose_along", (64, 64, 1)),
-        ((50208, 1001), "float32", "_transpose", (64, 64, 1)),
+        ((50208, 1001), "float32", "_transpose", (64, 128, 1)),
         ((50200, 4096), "float32", "_transpose_along", (64, 64, 1)),
     ],
 )

@@ -16,7 +16,7 @@ _NO_RESULT = (
     "ERRBAR", "CCTL", "UTMA", "USETMAXREG", "WARPGROUP", "NANOSLEEP", "BPT", "KILL", "RET", "CALL",
 )  # fmt: skip
 _DOUBLE = ("DADD", "DMUL", "DFMA", "I2F.F64", "F2F.F64", "IMAD.WIDE", "CS2R", "LEA.HI.X.64")
-_MOST_STATES = 400_000
+_MOST_STATES = 2_000_000
 
 
 _checked = set()

@@ -604,9 +604,12 @@ def test_products_by_warpgroups_are_chained(size, options):
 
 
 @pytest.mark.parametrize(("keys", "options"), [(8192, {}), (8192, {"causal": True}), (8001, {})], ids=str)
-@pytest.mark.parametrize("size", [64, 128, 256])
+@pytest.mark.parametrize("size", [64, 128])
 def test_scores_are_asked_for_before_values_are_added(size, keys, options):
-    """While the exponentials of the next scores are taken, the tensor cores add values: a wait leaves one product under way."""
+    """While the exponentials of the next scores are taken, the tensor cores add values: a wait leaves one product under way.
+
+    Of 256 elements there is no room for another tile of keys, unless tiles are so narrow that products take longer.
+    """
     q, k = x(1, 32, 8000, size, dtype=tk.bfloat16), x(1, 8, keys, size, dtype=tk.bfloat16)
     _, lines = compiled(kernels.attention(q, k, k, return_lse=True, **options), "sm_90a")
     # Over whole tiles, and over those that are masked.

@@ -10,7 +10,7 @@ from closeness import FLOATS, normal
 import tilekit as tk
 from tilekit import api, kernels
 from tilekit.kernels import epilogues
-from tilekit.kernels._gemm import schedules, stream_k
+from tilekit.kernels._gemm import products, schedules, stream_k
 
 f = api.from_host
 E4, E5, BF = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.bfloat16
@@ -117,6 +117,20 @@ def test_tiles_of_turned_operands(device, dtype, tile, splits):
     into = np.int32 if dtype == np.int8 else np.float32
     y = kernels.gemm(f(a.astype(dtype)), turned(b.astype(dtype)), f(c.astype(into)), beta=2, tile=tile, splits=splits)
     assert np.array_equal(y.to_host().sync(), a @ b + 2 * c)
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize(("count", "m", "n"), [(1, 3, 5), (7, 130, 300), (59, 8, 8), (22, 64, 257)])
+def test_parts_are_added_up_several_at_a_time(cpu, monkeypatch, count, m, n, turned):
+    """As on a GPU, with fewer parts behind the last ones than are loaded at once, and results in rows or columns."""
+    monkeypatch.setattr(products, "on_cpu", lambda _: False)
+    monkeypatch.setattr(products, "multiprocessors", lambda _: 132)
+    parts = np.random.default_rng(0).standard_normal((count, m, n)).astype(np.float32)
+    out = api.from_host(np.full((n, m) if turned else (m, n), np.nan, np.float32)).sync()
+    target = out.T if turned else out
+    products.parts_added_up(target, api.from_host(parts).sync(), count).sync()
+    y = out.to_host().sync()
+    np.testing.assert_allclose(y.T if turned else y, parts.astype(np.float64).sum(0), atol=1e-4)
 
 
 def test_batches_of_turned_operands(device):

@@ -188,6 +188,24 @@ def test_blocks_with_one_tile_each_load_the_larger_operand_together():
     assert together < 0.95 * model.clocks(few, model.Way(128, 128, 8))
 
 
+def test_blocks_that_spare_nothing_together_have_no_clusters():
+    """Operands that come from the L2 cache, and hardly any rows beyond them."""
+    assert model._clusters_of(of(2048, 512, 4096), 128, 64, 1) == []
+    assert model._clusters_of(of(2048, 512, 16384), 128, 64, 1) == [(1, 2)], "a comes from memory"
+
+
+def test_operands_that_are_turned_over_have_tall_tiles():
+    """Each column costs until it is turned, and a row does not."""
+    schedule = {over: model.cheapest(of(4096, 8192, 1024)._replace(itemsize=4, over=over))[0] for over in (False, True)}
+    assert [(way.rows, way.columns) for way in schedule.values()] == [(128, 256), (256, 128)]
+
+
+def test_short_sums_of_few_rows_have_short_tiles():
+    """What a tile has beyond the operands takes longer than what it has of them."""
+    launch = launch_of(6672, 24, 64, tk.bfloat16)
+    assert dict(launch._options.generics)["BK"] == 64
+
+
 def test_clusters_are_as_the_schedule_says():
     chosen = schedules.schedule_of(
         api.meta((75, 8192), tk.bfloat16), (1, 75, 10240, 8192), staged=True, copied=False, even=True, cpu=False, tf32=False,
