@@ -391,7 +391,8 @@ def test_products_of_other_types_by_warpgroups(name):
     promoted = instruction.startswith("QGMMA") and "fast" not in name
     turn = 16 if "rows" in name and not promoted else 4  # steps along K
     groups = re.findall(r"\b[HIQ]GMMA\b.*\bgsb0\b", kernel.sass)
-    assert len(groups) == found[instruction] // turn, "those of a turn go together, or of 128 bytes"
+    tall = 2 if "not turned" in name else 1  # 256 rows are two instructions a step, which ptxas of toolkit 13.0 has in one group
+    assert len(groups) in (found[instruction] // turn, found[instruction] // turn // tall), "those of a turn, or of 128 bytes"
     dealt = kernel.block == (384, 1, 1)
     loading, calculating = kernel.sass.split("USETMAXREG.TRY_ALLOC") if dealt else (kernel.sass, kernel.sass)
     assert "UTMALDG" in loading
