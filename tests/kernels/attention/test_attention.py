@@ -92,7 +92,7 @@ def test_parts_are_written_to_any_result(device, monkeypatch):
 
 def plan(heads, queries, keys, size, causal=False):
     masks, tiling = masks_of("", causal, None), forward.tiling_of((1, 1, queries, size), keys, tk.float16, False, True, False)
-    tiling = forward.taller(tiling, heads, queries, 132)
+    tiling = forward.taller(forward._WIDE.get(tiling.depth, tiling), heads, queries, 132)
     chosen, parts = forward._planned(tiling, heads, queries, keys, size, 2, masks, 132, True)
     return chosen.rows, parts
 

@@ -189,9 +189,11 @@ class _Tiling(NamedTuple):
 
 
 # By the head size. On GPUs of compute capability 9.0 each warpgroup has 64 rows, and shared memory room for the stages.
-_STAGED = {64: _Tiling(128, 128, 64, 4, 8), 128: _Tiling(128, 128, 128, 2, 8), 256: _Tiling(128, 64, 256, 2, 8, rotate=False)}
+_STAGED = {64: _Tiling(128, 128, 64, 4, 8), 128: _Tiling(128, 128, 128, 2, 8), 256: _Tiling(128, 32, 256, 4, 8)}
 # With scores that are asked for ahead: keys and values come once for twice as many queries.
 _TALL = {64: _Tiling(256, 64, 64, 6, 16)}
+# With more keys, and nothing asked for ahead, for which there is no room: products of 32 columns take half as long again.
+_WIDE = {256: _Tiling(128, 64, 256, 2, 8, rotate=False)}
 # With fewer rows, of which several blocks share a multiprocessor: while one begins and ends, others calculate.
 _LOW = {64: _Tiling(64, 64, 64, 2, 4, 3), 128: _Tiling(64, 64, 128, 1, 4, 2), 256: _Tiling(64, 64, 256, 1, 4, 2, False)}
 # With fewer rows and a multiprocessor for each block, where there are no more of these: what half of the rows take less time for.
@@ -200,7 +202,8 @@ _ALONE = {64: _Tiling(64, 128, 64, 3, 4), 128: _Tiling(64, 64, 128, 3, 4), 256: 
 # multiprocessor calculates in one, by an element's size.
 _COSTS = {
     _STAGED[64]: (1.18, 2.7), _TALL[64]: (1.07, 4.8), _LOW[64]: (0.92, 3.2), _STAGED[128]: (1.85, 2.5), _LOW[128]: (1.3, 3.0),
-    _STAGED[256]: (1.6, 4.0), _LOW[256]: (2.06, 2.8), _ALONE[64]: (0.75, 2.3), _ALONE[128]: (0.6, 2.2), _ALONE[256]: (0.75, 2.6),
+    _STAGED[256]: (0.93, 6.2), _WIDE[256]: (1.6, 4.0), _LOW[256]: (2.06, 2.8),
+    _ALONE[64]: (0.75, 2.3), _ALONE[128]: (0.6, 2.2), _ALONE[256]: (0.75, 2.6),
 }  # fmt: skip
 # The same of a low tile that has a multiprocessor nearly to itself: its turns take as long as what is done one after another.
 # (By sequences of 64 to 238 keys of the sweeps, which took 4.4 to 7.6 us with 2 us of a launch; of 256 elements estimated.)
@@ -271,7 +274,7 @@ def attention(
     # Each query sees the first key: blocks may stay, which visit tiles that differ in length by what a causal mask cuts alone.
     overlapped = tiling.stages is not None and not masks.below and (not masks.above or keys >= queries)
     if overlapped:
-        tiling = taller(tiling, batch * heads, queries, count)
+        tiling = taller(_WIDE.get(tiling.depth, tiling), batch * heads, queries, count)
     places = 1 if on_cpu(q) else count
     tiling, parts = _planned(tiling, batch * heads, queries, keys, q.shape[3], q.itemsize, masks, places, overlapped)
     rows = -(-queries // tiling.rows)
