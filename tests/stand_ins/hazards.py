@@ -144,7 +144,8 @@ def _of_product(step):
     count = columns // 4 if re.search(r"x\d+\.F16", step.name) else columns // 2
     held = _number(step.operands[1])
     operands = frozenset() if held is None else frozenset(range(held, held + 4))
-    return frozenset(range(first, first + count)), operands
+    # ptxas puts a product of nothing, with sums in RZ, before some that are waited for.
+    return frozenset() if first is None else frozenset(range(first, first + count)), operands
 
 
 def _number(operand):
