@@ -13,7 +13,9 @@ bid = tk.bid
 
 
 def shared(kernel, clusters=None):
-    """For each loop of a kernel, in the order of their lines, whether its streams are alike, a letter each: `y` or `n`."""
+    """For each loop of a kernel, in the order of their lines, along which dimensions of the cluster its streams are alike: for each
+    `y`, if along all that have several tiles, the number of one, or `n`.
+    """
     clusters = {"c": (2, 1)} if clusters is None else clusters
     x, arguments = api.meta((4096, 4096), tk.float16), []
     kernel.__annotations__.update({name: tk.Out if name in "cd" else int if name == "n" else tk.In for name in names(kernel)})
@@ -22,7 +24,9 @@ def shared(kernel, clusters=None):
         arguments.append(x.partition(TILE).map(num_blocks=64, **cut) if name in "cd" else 1 if name == "n" else x)
     ir = ir_of(tk.kernel(kernel)(*arguments))
     loops = [operation for operation in ir.walk() if operation.kind == "stream"]
-    return ["".join("ny"[each] for each in streams) for streams in alike(ir, loops, definitions(ir)).values()]
+    whole = sum(1 << d for d, n in enumerate(next(iter(clusters.values()), ())) if n > 1)
+    letters = {0: "n", 1: "0", 2: "1"} | ({whole: "y"} if whole else {})
+    return ["".join(letters[each] for each in streams) for streams in alike(ir, loops, definitions(ir)).values()]
 
 
 def names(kernel):
@@ -41,7 +45,8 @@ def product(c, a, b):
     [
         ({"c": (2, 1)}, "ny"),
         ({"c": (1, 2)}, "yn"),
-        ({"c": (2, 2)}, "nn"),
+        ({"c": (2, 2)}, "10"),
+        ({"c": (2, 4)}, "10"),
         ({"c": (8, 1)}, "ny"),
         ({}, "nn"),
     ],

@@ -35,9 +35,9 @@ def nth(row: Any, k: Any) -> Any:
 
 
 def ring(number: Any, stages: Any, shared: Any, follows: Any, counts: Any, summed: Any, *grids: Any) -> Any:
-    """A ring: stages for tiles of the first so many grids, or of the next, ...; those whose bits of `shared` are set come to all
-    blocks of a cluster, those whose bits of `follows` are set lie right behind the ones before them. Where `summed` is a
-    dimension (counted from the end; 0 is none), threads read across it."""
+    """A ring: stages for tiles of the first so many grids, or of the next, ...; each comes to all blocks of a cluster along the
+    dimensions whose bits its number in `shared` has; those whose bits of `follows` are set lie right behind the ones before them.
+    Where `summed` is a dimension (counted from the end; 0 is none), threads read across it."""
 
 
 def variant(ring: Any, which: Any) -> Any:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -34,6 +35,7 @@ from tilekit.compiler.target import Target
 
 __all__ = [
     "RingType",
+    "Together",
     "behind_rooms",
     "by_panels",
     "deals_registers",
@@ -86,20 +88,62 @@ def narrow(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     return builder.trunc(value, i32) if value.type.width > 32 else value
 
 
+class Together(NamedTuple):
+    """The blocks of a cluster that a tile comes to at once, of which each has a part of it brought to all of them.
+
+    They are those along some of the cluster's dimensions. Blocks are numbered along the last dimension first.
+
+    Attributes:
+        axes: of each such dimension how many blocks lie along it, and how far apart in their numbers.
+        cluster: how many blocks the cluster has.
+    """
+
+    axes: tuple[tuple[int, int], ...] = ()
+    cluster: int = 1
+
+    @classmethod
+    def along(cls, shape: tuple[int, ...], axes: int) -> Together:
+        """Those along the dimensions of a cluster of this shape whose bits `axes` has."""
+        chosen = [(n, math.prod(shape[d + 1 :])) for d, n in enumerate(shape) if axes >> d & 1 and n > 1]
+        return cls(tuple(chosen), math.prod(shape)) if chosen else cls()
+
+    @property
+    def parts(self) -> int:
+        """How many they are."""
+        return math.prod(count for count, _ in self.axes)
+
+    def places(self, builder: ir.IRBuilder) -> tuple[ir.Value, ir.Value]:
+        """The part that a block has brought, and the blocks that it comes to: a bit each, by their numbers in the cluster."""
+        block = asm(builder, "mov.u32 $0, %cluster_ctarank;", "=r", i32, [])
+        numbers = [sum(n * apart for n, (_, apart) in zip(at, self.axes, strict=True)) for at in self._each()]
+        every = integer(32, sum(1 << number for number in numbers))
+        if self.parts == self.cluster:
+            return block, every
+        part, first = integer(32, 0), block
+        for count, apart in self.axes:
+            at = builder.urem(builder.udiv(block, integer(32, apart)), integer(32, count))
+            part = builder.add(builder.mul(part, integer(32, count)), at)
+            first = builder.sub(first, builder.mul(at, integer(32, apart)))
+        return part, builder.shl(every, first)
+
+    def _each(self) -> Iterator[tuple[int, ...]]:
+        return itertools.product(*(range(count) for count, _ in self.axes))
+
+
 class Way(NamedTuple):
     """How the tiles of a stream come.
 
     Attributes:
         map: the number of the tensor map by which the tensor memory accelerator brings them; None if threads copy them.
         nbytes: that a thread copies at a time.
-        parts: how many blocks of a cluster have a part each brought to all of them; 1 if each block has tiles of its own.
+        together: the blocks of a cluster that it comes to.
         turned: the dimension of the tensor that is the fastest in a stage, if that is not the one without gaps: threads transpose
             such tiles as they copy them.
     """
 
     map: int | None
     nbytes: int = 0
-    parts: int = 1
+    together: Together = Together()
     turned: int | None = None
 
     def __str__(self) -> str:
@@ -144,8 +188,8 @@ class RingType(types.Type):
 
     @property
     def cluster(self) -> int:
-        """How many blocks load some of the tiles together."""
-        return max(way.parts for variant in self.variants for way in variant.ways)
+        """How many blocks the clusters have of which some load tiles together."""
+        return max(way.together.cluster for variant in self.variants for way in variant.ways)
 
     @property
     def brought(self) -> int:
@@ -235,8 +279,8 @@ def _turned(grid: TileGridType, summed: int, number: int) -> tuple[StagedType, W
     return tile, Way(None, itemsize, turned=kept)
 
 
-def _staged(grid: types.Type, state: Pipelines, parts: int, number: int, summed: int) -> tuple[StagedType, Way]:
-    """How tiles of a grid lie in a stage, and how they come: in so many parts, if they can be divided so.
+def _staged(grid: types.Type, state: Pipelines, together: Together, number: int, summed: int) -> tuple[StagedType, Way]:
+    """How tiles of a grid lie in a stage, and how they come: to blocks `together`, if they can be divided into so many parts.
 
     Threads read across the `summed` dimension, if it is not 0 (see `passes.summed`).
     """
@@ -262,12 +306,12 @@ def _staged(grid: types.Type, state: Pipelines, parts: int, number: int, summed:
         raise Unfit(f"tiles of {name} have {tile.rows} rows")
     if not vector and tile.nbytes % RING_ALIGNMENT:
         raise Unfit(f"tiles of {name} have {tile.nbytes} bytes, no multiple of {RING_ALIGNMENT}")
-    for count in dict.fromkeys((parts, 1)):
-        tensor_map = _map_of(grid, tile, state, count)
+    for blocks in dict.fromkeys((together, Together())):
+        tensor_map = _map_of(grid, tile, state, blocks.parts)
         if tensor_map is not None:
             if tensor_map not in state.maps:
                 state.maps.append(tensor_map)
-            return tile, Way(state.maps.index(tensor_map), parts=count)
+            return tile, Way(state.maps.index(tensor_map), together=blocks)
     strides = [facts.strides[d] * itemsize for d in order[:-1]]
     least = max(_LEAST_COPY, itemsize)
     if facts.align < least:
@@ -316,10 +360,10 @@ def ring(
     *grids: types.Type,
 ) -> Any:  # fmt: skip
     compilation, state = current(), the_pipelines()
-    together = known(shared)
-    parts = math.prod(*state.clusters.values()) if together and state.target.multicast else 1
+    cluster = next(iter(state.clusters.values()), ()) if state.target.multicast else ()
     ways = [
-        _staged(grid, state, parts if together >> n & 1 else 1, known(number), known(summed)[n]) for n, grid in enumerate(grids)
+        _staged(grid, state, Together.along(cluster, known(shared)[n]), known(number), known(summed)[n])
+        for n, grid in enumerate(grids)
     ]
     staged = iter([(*way, bool(known(follows) >> n & 1)) for n, way in enumerate(ways)])
     variants = tuple(Variant(*zip(*itertools.islice(staged, count), strict=True)) for count in known(counts))

@@ -16,7 +16,7 @@ from tilekit.compiler.codegen.types import i32, i64, integer
 from tilekit.compiler.codegen.view_types import TileRowType
 from tilekit.compiler.layouts.conversion import Swizzle
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP, Layout
-from tilekit.compiler.nvidia.multibuffer import RingType, Way, by_panels, memory_order, tensor_map_of, the_pipelines
+from tilekit.compiler.nvidia.multibuffer import RingType, Together, Way, by_panels, memory_order, tensor_map_of, the_pipelines
 from tilekit.compiler.nvidia.staged import StagedType
 
 __all__ = ["dealt", "fill"]
@@ -50,7 +50,7 @@ def fill(
             asm(builder, text, "r,~{memory}", _VOID, [full], effect=True, once=True)
             for (row, value, index), tile, way, target in zip(rows, ring.tiles, ring.ways, targets, strict=True):
                 if way.map is not None:
-                    _load(builder, row, value, tile, way.map, target, full, index, way.parts)
+                    _load(builder, row, value, tile, way.map, target, full, index, way.together)
     for (row, value, index), tile, way, target in zip(rows, ring.tiles, ring.ways, targets, strict=True):
         if way.map is None:
             _copy(builder, row, value, tile, way, target, index)
@@ -177,9 +177,9 @@ def _load(
     target: ir.Value,
     full: ir.Value,
     index: list[ir.Value],
-    parts: int,
+    together: Together,
 ) -> None:
-    """Have a tile brought: a copy for each panel. If it comes in `parts`, each block of the cluster has one brought to all."""
+    """Have a tile brought: a copy for each panel. If it comes to blocks `together`, each has a part brought to all of them."""
     tensor, steps = row.grid.tensor, row.grid.cut.steps
     assert tensor.origins is not None, "the ring is that of a whole tensor, of which such slices are the rest"
     order = the_pipelines().maps[number].order
@@ -197,30 +197,32 @@ def _load(
         f"cp.async.bulk.tensor.{rank}d.shared::{space}.global.mbarrier::complete_tx::bytes [$0], [$1, {{{coordinates}}}], [$2];"
     )
     where = [begins[d] for d in order]
-    panels = tile.panels
+    panels, parts = tile.panels, together.parts
+    everybody: list[ir.Value] = []
     if parts > 1:
-        block = asm(builder, "mov.u32 $0, %cluster_ctarank;", "=r", i32, [])
+        part, blocks = together.places(builder)
         head, _, tail = text.partition(" [$0]")
         copy = f"{head}.multicast::cluster [$0]{tail.removesuffix(';')}, all;"
-        text = f"{{ .reg .b16 all; mov.b16 all, {(1 << parts) - 1}; {copy} }}"
+        text = f"{{ .reg .b16 all; cvt.u16.u32 all, ${3 + rank}; {copy} }}"
+        everybody = [blocks]
         if by_panels(tile, parts):
             panels //= parts
-            where[0] = builder.add(where[0], builder.mul(block, integer(32, panels * step)))
+            where[0] = builder.add(where[0], builder.mul(part, integer(32, panels * step)))
             ahead = panels * tile.rows * tile.span
         else:
             box = the_pipelines().maps[number].box
             slowest = next(n for n in reversed(range(1, len(order))) if row.grid.cut.extents[order[n]] > box[order[n]])
-            where[slowest] = builder.add(where[slowest], builder.mul(block, integer(32, box[order[slowest]])))
+            where[slowest] = builder.add(where[slowest], builder.mul(part, integer(32, box[order[slowest]])))
             ahead = tile.rows // parts * tile.span
-        target = builder.add(target, builder.mul(block, integer(32, ahead)))
+        target = builder.add(target, builder.mul(part, integer(32, ahead)))
     for panel in range(panels):
         moved = [builder.add(where[0], integer(32, panel * step)), *where[1:]]
         address = builder.add(target, integer(32, panel * tile.rows * tile.span))
         asm(
             builder,
             text,
-            ",".join(["r", "l", "r", *["r"] * rank, "~{memory}"]),
+            ",".join(["r", "l", "r", *["r"] * rank, *["r" for _ in everybody], "~{memory}"]),
             _VOID,
-            [address, tensor_map, full, *moved],
+            [address, tensor_map, full, *moved, *everybody],
             effect=True,
         )

@@ -1,9 +1,10 @@
-"""Cluster multicast, a uniformity analysis: which tiles all blocks of a cluster load alike, so that one copy may come to all.
+"""Cluster multicast, a uniformity analysis: which tiles blocks of a cluster load alike, so that one copy may come to all of them.
 
-The blocks of a cluster visit neighbouring tiles of a mapped partition. A stream of tiles is the same for all of them if nothing
-that it is made of differs between them: not the block's number, nor the tile's index along a dimension in which the cluster has
-several tiles. And all must go the same ways, as often: nothing that differs may decide about a loop over streams, or how long
-they are; and none may be gone (`return`). What is not seen to be alike counts as different.
+The blocks of a cluster visit neighbouring tiles of a mapped partition. Along a dimension in which the cluster has several tiles,
+a stream of tiles is the same for all blocks if nothing that it is made of differs between them: not the block's number, nor the
+tile's index along this dimension. And all blocks of the cluster must go the same ways, as often: nothing that differs may decide
+about a loop over streams, or how long they are; and none may be gone (`return`). What is not seen to be alike counts as
+different.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from tilekit.lang import memory
 __all__ = ["alike"]
 
 
-def alike(kernel: Region, loops: list[Operation], defined: Mapping[Value, Operation]) -> dict[Operation, list[bool]]:
-    """For each stream of each loop, whether it is uniform: alike in all blocks of a cluster, so that it may be multicast.
+def alike(kernel: Region, loops: list[Operation], defined: Mapping[Value, Operation]) -> dict[Operation, list[int]]:
+    """For each stream of each loop, the dimensions of the cluster, a bit each, along which it is uniform: alike in all blocks.
 
     Args:
         kernel: the kernel.
@@ -26,34 +27,40 @@ def alike(kernel: Region, loops: list[Operation], defined: Mapping[Value, Operat
         defined: what makes its values.
     """
     streams = {loop: loop.operands[: len(loop.operands) - len(loop.results)] for loop in loops}
+    shared = {loop: [0] * len(operands) for loop, operands in streams.items()}
     tensors = [value for value in kernel.parameters if isinstance(value.type, TensorType)]
     clusters = {value: value.type.facts.cluster for value in tensors if value.type.facts.cluster}  # type: ignore[union-attr]
-    differing = _Differing(kernel, clusters, defined)
+    if len(clusters) != 1 or any(region.exit == "return" for region in kernel.regions() if region is not kernel):
+        return shared
+    ((partition, cluster),) = clusters.items()
+    axes = [axis for axis, blocks in enumerate(cluster) if blocks > 1]
+    differing = {axis: _Differing(kernel, partition, axis, defined) for axis in axes}
     rows = [defined[row] for operands in streams.values() for row in operands if isinstance(row, Value) and row in defined]
-    together = len(clusters) == 1 and not any(region.exit == "return" for region in kernel.regions() if region is not kernel)
-    together = together and not any(map(differing.decides, _around(kernel, loops)))
-    if not together or any(differing.of(bound) for row in rows for bound in _bounds(row)):
-        return {loop: [False] * len(operands) for loop, operands in streams.items()}
-    return {loop: [not differing.of(row) for row in operands] for loop, operands in streams.items()}
+    bounds = [bound for row in rows for bound in _bounds(row)]
+    around = list(_around(kernel, loops))
+    if any(any(map(one.decides, around)) or any(map(one.of, bounds)) for one in differing.values()):
+        return shared
+    return {loop: [sum(1 << axis for axis in axes if not differing[axis].of(row)) for row in streams[loop]] for loop in loops}
 
 
 class _Differing:
-    """Uniformity: the values that may differ between the blocks of a cluster.
+    """Uniformity: the values that may differ between the blocks of a cluster along one of its dimensions.
 
     Attributes:
         values: these.
         visits: the loops over the tiles of the partition that has clusters, of which all blocks visit equally many.
     """
 
-    def __init__(self, kernel: Region, clusters: Mapping[Value, tuple[int, ...]], defined: Mapping[Value, Operation]) -> None:
+    def __init__(self, kernel: Region, partition: Value, axis: int, defined: Mapping[Value, Operation]) -> None:
         self.values: set[Value] = set()
         self.visits: set[Operation] = set()
-        self._tiles: dict[Value, tuple[int, ...]] = {}
+        self._tiles: set[Value] = set()
+        self._axis = axis
         for loop in [operation for operation in kernel.walk() if operation.kind == "each"]:
             over = defined.get(loop.operands[0]) if isinstance(loop.operands[0], Value) else None
-            if over is not None and (over.kind, over.what) == ("method", "tiles") and over.operands[0] in clusters:
+            if over is not None and (over.kind, over.what, over.operands[0]) == ("method", "tiles", partition):
                 self.visits.add(loop)
-                self._tiles[loop.regions[0].parameters[0]] = clusters[over.operands[0]]  # type: ignore[index]
+                self._tiles.add(loop.regions[0].parameters[0])
         before = -1
         while before < len(self.values):
             before = len(self.values)
@@ -74,10 +81,9 @@ class _Differing:
 
     def _made(self, operation: Operation) -> list[Value]:
         """Of what an operation defines, what differs; of a loop, of what it carries, too."""
-        if operation.kind == "attribute" and operation.what == "index" and operation.operands[0] in self._tiles:
-            cluster = self._tiles[operation.operands[0]]  # type: ignore[index]
-            if len(operation.results) == len(cluster):
-                return [value for value, blocks in zip(operation.results, cluster, strict=True) if blocks > 1]
+        indexed = operation.kind == "attribute" and operation.what == "index" and operation.operands[0] in self._tiles
+        if indexed and len(operation.results) > 1:
+            return [operation.results[self._axis]]
         if not operation.regions:
             asked = [operation, *(operation.what.walk() if operation.kind == "gathered" else ())]
             own = any(one.kind == "call" and one.what.value is memory.bid for one in asked)

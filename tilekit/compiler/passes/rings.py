@@ -284,7 +284,7 @@ def _spans_one(section: Section, defined: Definitions) -> bool:
     return first is not None and behind is not None and behind.plus(first, -1) == Affine({}, 1)
 
 
-def _ring(number: int, ring: _Ring, shared: Mapping[Operation, list[bool]], results: list[Value]) -> list[Operation]:
+def _ring(number: int, ring: _Ring, shared: Mapping[Operation, list[int]], results: list[Value]) -> list[Operation]:
     """What makes a ring, some of whose streams are shared by the blocks of a cluster, and its variants."""
 
     def bits(each: Iterable[bool]) -> Constant:
@@ -307,7 +307,7 @@ def _ring(number: int, ring: _Ring, shared: Mapping[Operation, list[bool]], resu
 
     locations = [users[0].location for users in ring.variants.values()]
     grids = [view(grid, location) for key, location in zip(ring.variants, locations, strict=True) for grid in key]
-    together = bits(each for users in ring.variants.values() for each in shared[users[0]])
+    together = Group(tuple(Constant(axes) for users in ring.variants.values() for axes in shared[users[0]]))
     behind = bits(any(each) for users in ring.variants.values() for each in zip(*map(follows, users), strict=True))
     counts = Group(tuple(Constant(len(key)) for key in ring.variants))
     across = [set(each) for users in ring.variants.values() for each in zip(*map(summed_along, users), strict=True)]

@@ -38,6 +38,7 @@ _LOADED = {
     8: (64, 64, 16, 8, None),
 }
 _LOADED_TF32 = (128, 128, 32, 8, None)
+_EIGHTH = 8  # of the bytes of few rows that may be zeros beyond their end
 _LEAST = 16  # rows, columns and depth of a tile of tensor cores
 _CPU_TILE = 256
 # Tiles that are near each other use the same operands while these are in the cache.
@@ -175,9 +176,12 @@ def _schedule(
         bm, bn, bk = (min(_CPU_TILE, power(extent)) for extent in (m, n, k))
         warps, parts = 1, splits or 1
     elif staged and n <= FEW_ROWS < m:
-        deep = min(_FEW_BYTES, max(STAGED_BYTES, power(k * itemsize)))
-        bm, bn, bk, warps = _FEW_STAGED, max(_LEAST, power(n)), deep // itemsize, 4
-        parts = splits or max(1, min(MOST_SPLITS, -(-k // bk), count // max(1, batch * -(-m // bm))))
+        bm, bn, warps = _FEW_STAGED, max(_LEAST, power(n)), 4
+        rows = max(1, batch * -(-m // bm))
+        if rows > count:
+            occupancy = 2  # whose stages are half as deep each
+        bk = _few_depth(k * itemsize, _FEW_BYTES // (occupancy or 1)) // itemsize
+        parts = splits or max(1, min(MOST_SPLITS, -(-k // bk), count // rows))
     elif staged:
         product = Product(shape, count, itemsize, beside, summed, turned, lines, clusters, over)
         (bm, bn, warps, dealt, cluster), clocks = cheapest(product, splits, abreast)
@@ -215,6 +219,13 @@ def _schedule(
     elif staged and tiles <= count < places:
         occupancy = 1  # all of the shared memory is for the stages of one block
     return Schedule(bm, bn, bk, parts, share, min(tiles, places) if ahead else tiles, warps, occupancy, stream, clocks, cluster)
+
+
+def _few_depth(nbytes: int, most: int) -> int:
+    """The bytes of a tile along K, of `nbytes`: the most of those with which the fewest zeros are loaded beyond its end."""
+    depths = [most >> n for n in range(most.bit_length()) if most >> n >= STAGED_BYTES]
+    least = min(-(-nbytes // depth) * depth for depth in depths)
+    return next(depth for depth in depths if _EIGHTH * (-(-nbytes // depth) * depth - least) <= least)
 
 
 def _smaller(shape: tuple[int, int, int, int], count: int, tile: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
