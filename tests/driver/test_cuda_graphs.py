@@ -9,6 +9,7 @@ from fake_gpu import fake_device
 import tilekit as tk
 from tilekit import api
 from tilekit._native import compiled as native
+from tilekit.compiler.kernel import CompiledKernel
 
 compiled = pytest.mark.skipif(native.Program is None, reason="tilekit was installed without a C compiler")
 
@@ -59,6 +60,31 @@ def test_what_is_bound_is_told_before_the_next_launch(gpu):
     assert driver.calls["cuGraphExecNodeSetParams"] == 1, "nothing has changed"
     graph.bind(z=other).launch().sync()
     assert driver.graphs[-1][1][1][1] == other.address
+
+
+def early(driver, op):
+    """Which of a graph's nodes may begin before the one before them has ended, a letter each: `y` or `n`."""
+    op.graph().launch().sync()
+    nodes = list(driver._executables.values())[-1]["nodes"]
+    return "".join("ny"[getattr(node, "early", False)] for node in nodes)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_launches_along_a_chain_begin_early_if_they_wait_by_themselves(gpu, monkeypatch, waits):
+    _device, driver = gpu
+    monkeypatch.setattr(CompiledKernel, "starts_early", waits)
+    x, y, z = (api.zeros(2048).sync() for _ in range(3))
+
+    def launch(to, of):
+        return scale(to.partition(1024), of, 2.0)
+
+    chain = tk.zip(launch(y, x), launch(x, y), launch(y, x))
+    assert early(driver, chain) == ("nyy" if waits else "nnn")
+    assert early(driver, tk.zip(launch(y, x), api.memcpy(z, y), launch(x, z))) == "nnn", "behind a copy"
+    fork = tk.zip(launch(y, x), launch(x, y), launch(z, y))
+    assert early(driver, fork) == "nnn", "two wait for the first one"
+    join = tk.zip(launch(y, x), launch(z, x), scale(z.partition(1024), y, 2.0))
+    assert early(driver, join) == "nnn", "the last one waits for two"
 
 
 def test_a_prepared_op_is_launched_node_by_node(gpu):

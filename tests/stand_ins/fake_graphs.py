@@ -26,6 +26,9 @@ class FakeGraphs:
     slots: int
     maps: int
 
+    CUgraphEdgeData = SimpleNamespace
+    CUgraphDependencyType = SimpleNamespace(CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC=1)
+    CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC = 1
     CUDA_KERNEL_NODE_PARAMS = CUDA_MEMSET_NODE_PARAMS = CUDA_MEMCPY3D = SimpleNamespace
     CUmemorytype = SimpleNamespace(CU_MEMORYTYPE_HOST=1, CU_MEMORYTYPE_DEVICE=2)
     CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2)
@@ -54,6 +57,14 @@ class FakeGraphs:
 
     def cuGraphAddKernelNode(self, graph: Any, after: Any, count: int, params: Any) -> tuple[Any, ...]:
         return self._add("kernel", graph, after, count, params)
+
+    def cuGraphAddDependencies_v2(self, graph: Any, before: Any, behind: Any, edges: Any, count: int) -> tuple[Any, ...]:
+        assert len(before) == len(behind) == len(edges) == count
+        for first, second, edge in zip(before, behind, edges, strict=True):
+            assert first.kind == second.kind == "kernel" and edge.from_port == edge.type == 1, "launches alone begin early"
+            second.after.append(first)
+            second.early = True
+        return self._done("cuGraphAddDependencies")
 
     def cuGraphAddMemsetNode(self, graph: Any, after: Any, count: int, params: Any, context: Any) -> tuple[Any, ...]:
         return self._add("memset", graph, after, count, params)

@@ -289,12 +289,13 @@ class Driver(Protocol):
         ...
 
     # code
-    def load(self, image: bytes, entry: str, shared_bytes: int = 0) -> FunctionHandle:
+    def load(self, image: bytes, entry: str, shared_bytes: int = 0, starts_early: bool = False) -> FunctionHandle:
         """Load a compiled kernel (CUDA: a cubin). The CPU device has no images and raises.
 
         Args:
             image, entry: what to load, and the name of the kernel in it.
             shared_bytes: dynamic shared memory that launches will ask for.
+            starts_early: whether it waits by itself for the launches before it, of which it may begin before they have ended.
         """
         ...
 

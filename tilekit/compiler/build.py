@@ -36,6 +36,7 @@ from tilekit.compiler.kernel import CompiledKernel, choose_config, param_format
 from tilekit.compiler.layouts.linear import Config
 from tilekit.compiler.numba_patches import patched
 from tilekit.compiler.nvidia import ptxas_defects
+from tilekit.compiler.nvidia.early_starts import start_early
 from tilekit.compiler.nvidia.multibuffer import deals_registers, fewest_producers, producers_of
 from tilekit.compiler.optimize import Form, dump, forms, simplified
 from tilekit.compiler.passes.rings import Unfit
@@ -353,6 +354,8 @@ def _assembled(
         )  # fmt: skip
         if fold is not None:
             pass_the_grid(library.get_function(library._entry_name), fold)
+        if current().target.early_starts:
+            start_early(library.get_function(library._entry_name), waits=pipelines is not None)
         if pipelines is not None:
             _run_together(library, pipelines.cluster)
             _pass_by_value(library, len(pipelines.maps))

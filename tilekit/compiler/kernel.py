@@ -131,6 +131,10 @@ _SCALAR_SLOTS = {
 assert set(_SCALAR_SLOTS) == {d.name for d in dtypes.ALL}
 
 
+WAITS = "griddepcontrol.wait"
+"""What the PTX of a kernel has that waits for the launches before it by itself (see `nvidia.early_starts`)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CompiledKernel:
     """Machine code of one specialisation.
@@ -163,6 +167,11 @@ class CompiledKernel:
     param_format: str
     sites: tuple[Site, ...] = ()
     maps: tuple[TensorMap, ...] = ()
+
+    @property
+    def starts_early(self) -> bool:
+        """Whether its launches may begin before what they wait for has ended: it waits by itself."""
+        return WAITS in self.ptx
 
     def to_bytes(self) -> bytes:
         """It, as the cache keeps it: its fields as JSON, with the length of the text that comes before the cubin."""

@@ -47,6 +47,7 @@ class Target:
         tma_alignment: what it wants addresses and strides to be multiples of, in bytes.
         clusters: neighbouring blocks can run together, and reach each other's shared memory and barriers.
         multicast: the TMA brings a tile to several blocks of a cluster at the price of one.
+        early_starts: a launch can begin before what it waits for has ended (programmatic dependent launch, `griddepcontrol`).
         mbarrier_sleeps: `mbarrier.try_wait` waits in hardware; elsewhere threads ask again and again.
         red_bytes: how much one `red` adds neighbouring floats to, at most; 4 where two float16 alone go together.
         red_bfloat16: there are atomic sums of bfloat16.
@@ -74,6 +75,7 @@ class Target:
     tma_alignment: int = 16
     clusters: bool = False
     multicast: bool = False
+    early_starts: bool = False
     mbarrier_sleeps: bool = False
     red_bytes: int = 4
     red_bfloat16: bool = False
@@ -144,6 +146,7 @@ def _with_tma(
         tma=True,
         clusters=True,
         multicast=multicast,
+        early_starts=True,
         mbarrier_sleeps=True,
         red_bytes=16,
         red_bfloat16=True,

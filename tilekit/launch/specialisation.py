@@ -220,7 +220,7 @@ class Loaded:
     def __init__(self, specialisation: Specialisation, device: Device) -> None:
         compiled, facts = specialisation.compiled(device.target), specialisation.facts
         fold = specialisation.fold
-        self.function = device.driver.load(compiled.cubin, compiled.entry, compiled.dynamic_shared_bytes)
+        self.function = device.driver.load(compiled.cubin, compiled.entry, compiled.dynamic_shared_bytes, compiled.starts_early)
         if compiled.sites:
             device.driver.watch(self.function, compiled.sites)
         self.driver, self.block, self.shared_bytes = device.driver, compiled.block, compiled.dynamic_shared_bytes

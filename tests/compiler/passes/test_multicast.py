@@ -13,8 +13,8 @@ bid = tk.bid
 
 
 def shared(kernel, clusters=None):
-    """For each loop of a kernel, in the order of their lines, along which dimensions of the cluster its streams are alike: for each
-    `y`, if along all that have several tiles, the number of one, or `n`.
+    """For each loop of a kernel, in the order of their lines, along which dimensions of the cluster its streams are alike: for
+    each `y`, if along all that have several tiles, the number of one, or `n`.
     """
     clusters = {"c": (2, 1)} if clusters is None else clusters
     x, arguments = api.meta((4096, 4096), tk.float16), []

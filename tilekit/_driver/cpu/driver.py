@@ -343,7 +343,7 @@ class CpuDriver:
         self.submit(stream, work)
 
     # code
-    def load(self, image: bytes, entry: str, shared_bytes: int = 0) -> Any:
+    def load(self, image: bytes, entry: str, shared_bytes: int = 0, starts_early: bool = False) -> Any:
         raise TypeError(f"{self.name} has no compiled kernels: it runs their Python functions")
 
     def watch(self, function: Any, sites: Sequence[Any]) -> None:

@@ -37,12 +37,14 @@ class CudaFunction:
         handle: the CUfunction. The object is kept, since cuLaunchKernel takes longer over an int.
         entry: its name in the image.
         shared_limit: how many bytes of dynamic shared memory it may be launched with, as of now.
+        starts_early: whether it may begin before the launches before it have ended, for which it waits by itself.
     """
 
-    __slots__ = ("entry", "handle", "library", "shared_limit")
+    __slots__ = ("entry", "handle", "library", "shared_limit", "starts_early")
 
-    def __init__(self, handle: Any, entry: str, library: Any, shared_limit: int) -> None:
+    def __init__(self, handle: Any, entry: str, library: Any, shared_limit: int, starts_early: bool = False) -> None:
         self.handle, self.entry, self.library, self.shared_limit = handle, entry, library, shared_limit
+        self.starts_early = starts_early
 
 
 class CudaDriver(CudaGraphs):
@@ -60,13 +62,13 @@ class CudaDriver(CudaGraphs):
         self._report: Report | None = None
         self.staging: Staging | None = Staging(self, self._staging_bytes, self._is_pinned)
 
-    def load(self, image: bytes, entry: str, shared_bytes: int = 0) -> CudaFunction:
+    def load(self, image: bytes, entry: str, shared_bytes: int = 0, starts_early: bool = False) -> CudaFunction:
         self.activate()
         cu = self._cu
         library = check(cu, cu.cuLibraryLoadData(image, [], [], 0, [], [], 0))
         handle = check(cu, cu.cuKernelGetFunction(check(cu, cu.cuLibraryGetKernel(library, entry.encode()))))
         static = check(cu, cu.cuFuncGetAttribute(cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, handle))
-        function = CudaFunction(handle, entry, library, _STATIC_SHARED_LIMIT - int(static))
+        function = CudaFunction(handle, entry, library, _STATIC_SHARED_LIMIT - int(static), starts_early)
         if shared_bytes > function.shared_limit:
             self._allow_shared(function, shared_bytes)
         return function

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +16,25 @@ from tilekit._driver.nodes import Captured, Copy, CopyIn, CopyOut, Fill, Launch,
 from tilekit.errors import DeviceError
 
 __all__ = ["CudaGraphs", "GraphExec"]
+
+
+def _reduced(after: Sequence[Sequence[int]]) -> list[list[int]]:
+    """What each node waits for, but for what something else waits for that it waits for (transitive reduction)."""
+    ancestors: list[int] = []  # a bit each
+    reduced = []
+    for before in after:
+        further = functools.reduce(operator.or_, (ancestors[at] for at in before), 0)
+        reduced.append([at for at in before if not further >> at & 1])
+        ancestors.append(further | sum(1 << at for at in set(before)))
+    return reduced
+
+
+def _starts_early(before: Node, node: Node) -> bool:
+    """Whether a node, which waits for `before` alone, is a launch that may begin before that has ended.
+
+    Where others wait for that, too, blocks that wait would take room which these may need.
+    """
+    return isinstance(before, Launch) and isinstance(node, Launch) and bool(node.function.starts_early)
 
 
 class GraphExec:
@@ -53,9 +75,15 @@ class CudaGraphs(CudaMemory):
         cu = self._cu
         template = check(cu, cu.cuGraphCreate(0))
         handles: list[Any] = []
+        direct = _reduced([node.after for node in nodes])
+        behind = Counter(at for before in direct for at in before)
         try:
-            for node in nodes:
-                handles.append(self._adders[type(node)](template, [handles[at] for at in node.after], node))
+            for node, before in zip(nodes, direct, strict=True):
+                after = [handles[at] for at in before]
+                early = len(before) == behind[before[0]] == 1 and _starts_early(nodes[before[0]], node) if before else False
+                handles.append(self._adders[type(node)](template, [] if early else after, node))
+                if early:
+                    self._add_early(template, after, handles[-1])
             graph = GraphExec(template, handles)
             self._instantiate(graph)
         except BaseException:
@@ -86,6 +114,16 @@ class CudaGraphs(CudaMemory):
             kind = cu.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             check(cu, cu.cuGraphKernelNodeSetAttribute(handle, kind, value))
         return handle
+
+    def _add_early(self, graph: Any, after: list[Any], handle: Any) -> None:
+        """Let a launch begin when all blocks of another have said that it may, or have ended."""
+        cu = self._cu
+        edge = cu.CUgraphEdgeData()
+        edge.from_port = cu.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC
+        edge.type = int(cu.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
+        # Of the name that versions 12 of the bindings have for it; the other one has no data there.
+        add = getattr(cu, "cuGraphAddDependencies_v2", cu.cuGraphAddDependencies)
+        check(cu, add(graph, after, [handle], [edge], 1))
 
     def allow(self, function: Any, shared_bytes: int, cluster: tuple[int, int, int] | None = None) -> None:
         """Allow a kernel what its launches ask for. Raises DeviceError if the device does not have it."""

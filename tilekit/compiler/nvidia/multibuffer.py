@@ -29,6 +29,7 @@ from tilekit.compiler.codegen.types import i8, i32, i64, integer
 from tilekit.compiler.codegen.view_types import TileGridType
 from tilekit.compiler.frontend import intrinsics
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP
+from tilekit.compiler.nvidia import early_starts
 from tilekit.compiler.nvidia.staged import LEAST_ROWS, StagedType, span_of
 from tilekit.compiler.passes.rings import Unfit
 from tilekit.compiler.target import Target
@@ -417,6 +418,8 @@ def ring(
                 asm(builder, "fence.mbarrier_init.release.cluster;", "~{memory}", _VOID, [], effect=True)
         if last:  # all rings begin before the threads have roles: they meet once
             asm(builder, "bar.sync 0;" if state.cluster == 1 else _MEET, "~{memory}", _VOID, [], convergent=True)
+            if state.target.early_starts:
+                early_starts.wait(builder)  # up to here nothing has touched what others write
         return base
 
     return ring_type, emit
