@@ -81,9 +81,9 @@ def test_launches_along_a_chain_begin_early_if_they_wait_by_themselves(gpu, monk
     chain = tk.zip(launch(y, x), launch(x, y), launch(y, x))
     assert early(driver, chain) == ("nyy" if waits else "nnn")
     assert early(driver, tk.zip(launch(y, x), api.memcpy(z, y), launch(x, z))) == "nnn", "behind a copy"
-    fork = tk.zip(launch(y, x), launch(x, y), launch(z, y))
+    fork = launch(y, x).then(lambda done: tk.zip(launch(x, y), launch(z, y), parallel=True))
     assert early(driver, fork) == "nnn", "two wait for the first one"
-    join = tk.zip(launch(y, x), launch(z, x), scale(z.partition(1024), y, 2.0))
+    join = tk.zip(launch(y, x), launch(z, x), parallel=True).then(lambda done: launch(z, y))
     assert early(driver, join) == "nnn", "the last one waits for two"
 
 
