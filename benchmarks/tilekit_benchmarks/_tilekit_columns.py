@@ -11,19 +11,25 @@ __all__ = ["maxima", "sums"]
 
 
 @tk.kernel
-def sums(y: tk.Out, x: tk.In, tiles: int, share: int, rows: tk.Const):
-    """Block (s, j) has the columns of tile j, and the s-th part of the rows: `share` tiles of them."""
-    total = tk.zeros((rows, y.tile_shape[1]), tk.float32)
+def sums(y: tk.Out, x: tk.In, tiles: int, share: int, rows: tk.Const, partial: tk.Const):
+    """Block (s, j) has the columns of tile j, and the s-th part of the rows: `share` tiles of them.
+
+    It keeps `partial` sums of each column, to which each tile adds its rows.
+    """
+    columns: tk.Const = y.tile_shape[1]
+    total = tk.zeros((partial, columns), tk.float32)
     for i in range(tk.bid(0) * share, min(tiles, (tk.bid(0) + 1) * share)):
-        total = total + tk.load(x, (i, tk.bid(1)), (rows, y.tile_shape[1])).astype(tk.float32)
+        tile = tk.load(x, (i, tk.bid(1)), (rows, columns)).astype(tk.float32)
+        total = total + tk.sum(tile.reshape((rows // partial, partial, columns)), 0)
     y.store(tk.sum(total, 0, keepdims=True).astype(y.dtype))
 
 
 @tk.kernel
-def maxima(y: tk.Out, x: tk.In, tiles: int, share: int, rows: tk.Const):
+def maxima(y: tk.Out, x: tk.In, tiles: int, share: int, rows: tk.Const, partial: tk.Const):
     """As `sums`."""
-    total = tk.full((rows, y.tile_shape[1]), -float("inf"), tk.float32)
+    columns: tk.Const = y.tile_shape[1]
+    total = tk.full((partial, columns), -float("inf"), tk.float32)
     for i in range(tk.bid(0) * share, min(tiles, (tk.bid(0) + 1) * share)):
-        tile = tk.load(x, (i, tk.bid(1)), (rows, y.tile_shape[1]), padding_value=-float("inf"))
-        total = tk.maximum(total, tile.astype(tk.float32))
+        tile = tk.load(x, (i, tk.bid(1)), (rows, columns), padding_value=-float("inf")).astype(tk.float32)
+        total = tk.maximum(total, tk.max(tile.reshape((rows // partial, partial, columns)), 0))
     y.store(tk.max(total, 0, keepdims=True).astype(y.dtype))

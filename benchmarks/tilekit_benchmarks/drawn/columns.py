@@ -14,8 +14,14 @@ __all__ = ["FAMILY"]
 
 _KERNELS = {"sum": _tilekit_columns.sums, "max": _tilekit_columns.maxima}
 _LAYOUTS = {CONTIGUOUS: 0.7, "rows with gaps": 0.3}
-_COLUMNS, _BYTES = 128, 16 << 10  # of a tile: no more columns than the matrix has, as a power of two
-_BLOCKS = 512  # keep a GPU busy: where there are few columns, the rows are dealt out to several
+# Bytes of a tile; of its rows that a block keeps results of, two vectors a thread; and of one row at least.
+_BYTES, _PARTIAL, _ROW = 16 << 10, 4 << 10, 64
+_COLUMNS = (128, 64, 32)  # of a tile, if that is not too few for all blocks to run at the same time
+_LEAST, _MOST = 8, 512  # rows of a tile that has more columns, at least; of partial results, at most
+# Blocks of a multiprocessor: so many are enough to read at full speed; so many shall have room at the same time.
+_BUSY, _ROOM = 4, 6
+_TURNS = 2  # tiles one after the other that take no longer than a second launch
+_MULTIPROCESSORS = 132  # where there are none: of an H200
 
 
 def _draw(d: Draw) -> Case:
@@ -29,24 +35,50 @@ def _parts_of(extent: int, size: int) -> int:
     return -(-extent // size)
 
 
+def _power(extent: int) -> int:
+    """The least power of two that is no less."""
+    return 1 << (extent - 1).bit_length()
+
+
+def _beyond(n: int, columns: int) -> float:
+    """Which part of the columns of tiles is beyond the edge."""
+    return 1 - n / (_parts_of(n, columns) * columns)
+
+
+def _tile(m: int, n: int, itemsize: int, count: int) -> tuple[int, int]:
+    """Rows and columns of a tile: few columns beyond the edge, and as many columns as let all blocks run at once.
+
+    Blocks that run one after the other would read the matrix in stripes, and the last of them leave memory idle.
+    """
+    widths = [c for c in _COLUMNS if c * itemsize >= _ROW]
+    columns = next((c for c in widths if _beyond(n, c) <= 1 / 8), min(widths, key=lambda c: _beyond(n, c)))
+    columns = min(columns, _power(n))
+    while _parts_of(n, columns) > _ROOM * count and 2 * columns * itemsize * _LEAST <= _BYTES:
+        columns *= 2
+    return min(_power(m), _BYTES // (columns * itemsize)), columns
+
+
 def _own(kernel: tk.Kernel, x: Any, t: Operands) -> Callable[[], tk.DeviceOp[Any]]:
     m, n = x.shape
-    columns = min(_COLUMNS, 1 << (n - 1).bit_length())
-    rows = _BYTES // (columns * x.itemsize)
+    count = t.torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else _MULTIPROCESSORS
+    rows, columns = _tile(m, n, x.itemsize, count)
     tiles = _parts_of(m, rows)
-    share = _parts_of(tiles, max(1, min(tiles, _BLOCKS // _parts_of(n, columns))))
+    share = _parts_of(tiles, max(1, min(tiles, _MOST, _BUSY * count // _parts_of(n, columns)))) if tiles > _TURNS else tiles
     parts = _parts_of(tiles, share)
     y, partial = t.empty(1, n), t.empty(parts, n, dtype="float32")
 
-    def reduced(into: Any, of: Any, tiles: int, share: int) -> Any:
-        return kernel(into, of, tiles, share, rows).tile((1, columns)).out()
+    def reduced(into: Any, of: Any, share: int, tile: tuple[int, int]) -> Any:
+        (rows, columns), tiles = tile, _parts_of(of.shape[0], tile[0])
+        held = max(1, min(rows, _PARTIAL // (columns * of.itemsize)))
+        return kernel(into, of, tiles, share, rows, held).tile((1, columns)).occupancy(_ROOM).out()
 
     def op() -> tk.DeviceOp[Any]:
         if parts == 1:
-            one: tk.DeviceOp[Any] = reduced(y, x, tiles, tiles)
+            one: tk.DeviceOp[Any] = reduced(y, x, share, (rows, columns))
             return one
-        few = _parts_of(parts, rows)
-        both: tk.DeviceOp[Any] = tk.zip(reduced(partial, x, tiles, share), reduced(y, partial, few, few)).last()
+        few = _power(parts)  # in one tile, if it is not too narrow
+        second = few, min(_power(n), max(_BYTES // (few * partial.itemsize), 8), 128)
+        both: tk.DeviceOp[Any] = tk.zip(reduced(partial, x, share, (rows, columns)), reduced(y, partial, 1, second)).last()
         return both
 
     return op
