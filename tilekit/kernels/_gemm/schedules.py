@@ -178,6 +178,8 @@ def _schedule(
         deep = min(_FEW_BYTES, max(STAGED_BYTES, power(k * itemsize)))
         bm, bn, bk, warps = _FEW_STAGED, max(_LEAST, power(n)), deep // itemsize, 4
         parts = splits or max(1, min(MOST_SPLITS, -(-k // bk), count // max(1, batch * -(-m // bm))))
+        if batch * -(-m // bm) > count:
+            occupancy = held(1, warps)  # else one block had all of the shared memory, and others waited until it was through
     elif staged:
         product = Product(shape, count, itemsize, beside, summed, turned, lines, clusters, over)
         (bm, bn, warps, dealt, cluster), clocks = cheapest(product, splits, abreast)
