@@ -131,9 +131,10 @@ def test_eight_bits_are_packed_along_k(device):
 @pytest.mark.parametrize("deep", [False, True])
 @pytest.mark.parametrize(("rows", "k"), [(1, 1300), (3, 77), (4, 4100)])
 @pytest.mark.parametrize("shared", [False, True])
-def test_parts_of_few_rows(device, deep, rows, k, shared):
+@pytest.mark.parametrize("count", [1, 132], ids="of{}".format)
+def test_parts_of_few_rows(device, deep, rows, k, shared, count):
     w, x = operand((2, rows, k), BF), operand((1 if shared else 2, k, 90), BF)
-    vectors = vectors_of(2, rows, 90, k, deep, 132)
+    vectors = vectors_of(2, rows, 90, k, deep, 1, count)
     left, right = laid(w, False), laid(x, deep)
 
     def steps(new):
@@ -163,6 +164,17 @@ def test_what_is_packed():
         assert "_pack" not in names(kernels.gemm(m(*a), m(*b)))
     assert "_pack" not in names(kernels.gemm(m(4097, 4097), m(4097, 4097), tile=(128, 128, 64)))
     assert "_pack" not in names(kernels.gemm(m(999, 999, dtype=tk.float32), m(999, 999, dtype=tk.float32)))
+
+
+def test_tiles_of_short_rows_have_several_steps():
+    """What threads have of sums is added up once for all of them; unless there are too few tiles, or it is for whole warps."""
+    short, few, wide = (vectors_of(batch, 1, 2213, 91, True, run, 132) for batch, run in ((32, 1), (1, 1), (32, 2)))
+    assert [(each.columns, each.depth, each.splits) for each in (short, few, wide)] == [(128, 32, 1), (32, 128, 1), (64, 64, 1)]
+    op = kernels.gemm(m(32, 1, 91), m(32, 2213, 91).permute(0, 2, 1))
+    op.consumed()
+    (launch,) = op.parts()
+    launch.consumed()
+    assert dict(launch._options.generics)["BK"] == 32
 
 
 def test_few_rows_are_vectors():

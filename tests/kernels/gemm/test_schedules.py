@@ -206,6 +206,40 @@ def test_short_sums_of_few_rows_have_short_tiles():
     assert dict(launch._options.generics)["BK"] == 64
 
 
+@pytest.mark.parametrize(("m", "n", "k"), [(13296, 16, 168), (13728, 24, 2928)])
+def test_blocks_of_few_rows_are_all_there_at_once(m, n, k):
+    """One that had all stages which fit a multiprocessor would keep others from it, until it is through."""
+    launch = launch_of(m, n, k, tk.bfloat16)
+    (blocks, *_), each = launch._plan("plan").grid, launch.explain("sm_90a").blocks_per_multiprocessor
+    assert MULTIPROCESSORS < blocks <= each * MULTIPROCESSORS
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(12088, 304, 8), (11336, 1904, 24), (2128, 2648, 192)])
+def test_short_sums_have_no_two_tiles_next_to_each_other(m, n, k):
+    """Between these, warps wait for what takes as long as all of a short sum."""
+    a, b = api.meta((m, k), tk.bfloat16), api.meta((n, k), tk.bfloat16).T
+    op = kernels.gemm(a, b)
+    op.consumed()
+    (launch,) = op.parts()
+    launch.consumed()
+    assert "BE" not in dict(launch._options.generics)
+
+
+@pytest.mark.parametrize(("dtype", "n", "bits"), [(tk.float32, 1818, 64), (tk.bfloat16, 1028, 64)], ids=["float32", "bfloat16"])
+def test_results_whose_rows_begin_at_8_bytes_fill_sectors(dtype, n, bits):
+    """Two accesses of 8 bytes for 16 of a thread would fill half of each sector, twice."""
+    launch = launch_of(1382, n, 64, dtype)
+    (stored,) = [access for access in launch.explain("sm_90a").accesses if access.kind == "store"]
+    assert (stored.bits, stored.coalesced) == (bits, 1)
+
+
+def test_rows_of_exact_float32_that_are_spared():
+    """Tiles of 32 rows, where those of 64 would have nearly as many beyond the product; else none."""
+    sizes = {m: {way[:2] for way in exact._cut(m, 9017, 0, False)} for m in (66, 90, 1000)}
+    assert {m: (32, 128) in each for m, each in sizes.items()} == {66: True, 90: True, 1000: False}
+    assert all((128, 32) not in each for each in sizes.values())
+
+
 def test_clusters_are_as_the_schedule_says():
     chosen = schedules.schedule_of(
         api.meta((75, 8192), tk.bfloat16), (1, 75, 10240, 8192), staged=True, copied=False, even=True, cpu=False, tf32=False,

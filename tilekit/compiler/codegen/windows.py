@@ -23,7 +23,7 @@ from tilekit.compiler.codegen.shared_memory import barrier
 from tilekit.compiler.codegen.transfer import Padding, read, write
 from tilekit.compiler.codegen.types import TensorType, TileType, describe, scalar_dtype, scalar_kind
 from tilekit.compiler.layouts.conversion import with_lanes, with_runs, within_warps
-from tilekit.compiler.layouts.linear import ACCESS_BYTES, Config, Layout, elements
+from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP, Config, Layout, elements
 from tilekit.errors import CompileError
 from tilekit.lang import mapped, windows
 from tilekit.lang.tile import check_shape, common_shape
@@ -492,9 +492,10 @@ def _as_stored(tensor: TensorType, cut: Cut, held: Layout | None, *, added: bool
         ):
             return near
     width, run = 1 << len(access_pattern(tensor, lies, (), cut.steps).vector), 1 << len(lies.run(unit))
-    # Two full accesses for neighbours fill half of each sector at a time, twice: shuffles cost less, shared memory does not.
-    halves = run == 2 * width and width * itemsize == ACCESS_BYTES
-    beside = with_lanes(cut.unseen(held), unit, width)
+    # Two accesses for neighbours fill half of each sector at a time, twice: shuffles cost less, shared memory does not.
+    halves = run == 2 * width and width * itemsize in (ACCESS_BYTES, ACCESS_BYTES // 2)
+    narrow = halves and width * itemsize < ACCESS_BYTES  # more accesses, and shuffles: two sectors of a row are enough
+    beside = with_lanes(cut.unseen(held), unit, width, lanes=2 * _SECTOR // (width * itemsize) if narrow else WARP)
     if 2 * width >= run and not (halves and within_warps(cut.unseen(held), beside)):
         return lies
     if _wide_enough(beside, tensor):

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tilekit.compiler.layouts.linear import ACCESS_BYTES, Layout, Vector
+from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP, Layout, Vector
 
 __all__ = [
     "MATRIX_ITEMSIZE", "Matrices", "Swizzle", "parts", "wavefronts", "with_lanes", "with_registers_first", "with_runs",
@@ -84,14 +84,14 @@ def with_runs(layout: Layout, dim: int, itemsize: int) -> Layout:
     return Layout(layout.shape, tuple(reg), tuple(lane), layout.warp)
 
 
-def with_lanes(layout: Layout, dim: int, run: int) -> Layout:
-    """The layout in which each thread holds `run` neighbours along a dimension together, and neighbouring lanes the next ones,
-    with other elements of their warps for it.
+def with_lanes(layout: Layout, dim: int, run: int, lanes: int = WARP) -> Layout:
+    """The layout in which each thread holds `run` neighbours along a dimension together, and neighbouring lanes, so many, the
+    next ones, with other elements of their warps for it.
     """
     reg, lane = list(layout.reg), list(layout.lane)
     first = run.bit_length() - 1
     wanted = [tuple(1 << bit if d == dim else 0 for d in range(len(layout.shape))) for bit in range(first, first + _LANE_BITS)]
-    for near in wanted:
+    for near in wanted[: lanes.bit_length() - 1]:
         if near in lane:
             continue
         others = [at for at, vector in enumerate(lane) if any(vector) and vector not in wanted]

@@ -43,7 +43,8 @@ def place_of(at, rows, columns):
     top = at // (_TOGETHER * columns) * _TOGETHER
     index = at - top * columns
     height = min(_TOGETHER, rows - top)
-    return top + index % height, index // height
+    column = index // height
+    return top + index - column * height, column
 
 
 @tk.function

@@ -60,6 +60,8 @@ _LOADED_LARGE = ExactWay(128, 128, 32, 4, None, 2, 0.80, 0.50)
 # Others, which are cut down to the product: what threads reach by the elements that they have. With 8 x 8 of them one reads an
 # operand from shared memory for each 8 products, with 4 x 4 for 4: shared memory gives a warp 128 bytes a clock.
 _SIZES, _DEPTH, _SHARES = ((128, 128), (128, 64), (64, 128), (64, 64)), 16, {64: 0.77, 32: 0.65, 16: 0.42}
+# Others, of which a thread has 4 x 16 elements, or fewer: where they spare so much of what lies beyond the product.
+_FLAT, _SPARED, _FLAT_SHARES = ((32, 128), (128, 32)), 1.2, {64: 0.70, 32: 0.62, 16: 0.42}
 # Multiply-adds in a clock; rows and columns of operands that come to shared memory in one, also if not 16 bytes at a time; clocks
 # that a block waits for its operands, while others that are there calculate: so many warps at most.
 _PRODUCTS, _BROUGHT, _BROUGHT_SINGLY, _WAITING, _WARPS = 128, 4, 2, 700, 16
@@ -121,10 +123,13 @@ def _ways(shape: tuple[int, int, int, int], beside: int, even: bool, fetched: bo
 
 def _cut(m: int, n: int, beside: int, even: bool) -> Iterator[ExactWay]:
     """Tiles that are cut down to the product."""
-    for rows, columns in _SIZES:
+    for rows, columns in (*_SIZES, *_FLAT):
+        flat = min(rows, columns) < _SIZES[-1][0]
+        if flat and _beyond(m, n, rows, columns) * _SPARED > min(_beyond(m, n, *size) for size in _SIZES):
+            continue
         bm, bn = (max(_LEAST, min(size, power(extent))) for size, extent in ((rows, m), (columns, n)))
         large = bm * bn >= _LARGE and not beside
-        for elements, share in _SHARES.items():
+        for elements, share in (_FLAT_SHARES if flat else _SHARES).items():
             warps = max(1, min(8, bm * bn // (32 * elements)))
             products = bm * bn * _DEPTH / _PRODUCTS
             clocks = products / share + (bm + bn) / (_BROUGHT if even else _BROUGHT_SINGLY)
@@ -134,6 +139,12 @@ def _cut(m: int, n: int, beside: int, even: bool) -> Iterator[ExactWay]:
             yield ExactWay(
                 bm, bn, _DEPTH, warps if even or not large else 4, blocks, room, products / clocks, products / alone
             )  # fmt: skip
+
+
+def _beyond(m: int, n: int, rows: int, columns: int) -> int:
+    """The elements of all such tiles of a product, cut down to it, with those beyond it."""
+    rows, columns = (max(_LEAST, min(size, power(extent))) for size, extent in ((rows, m), (columns, n)))
+    return -(-m // rows) * rows * -(-n // columns) * columns
 
 
 def _parts(shape: tuple[int, int, int, int], count: int, way: ExactWay) -> list[int]:

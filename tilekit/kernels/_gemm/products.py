@@ -536,7 +536,8 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
     packing, vectors = AS_THEY_LIE, None
     if not (cpu or plan[-1] or tile or num_warps or splits) and 0 < min(m, n) <= FEW_VECTORS and batch * k:
         deep = b.unit == len(b.shape) - 2 if m <= n else a.unit == len(a.shape) - 1
-        vectors = vectors_of(batch, min(m, n), max(m, n), k, deep, multiprocessors(a))
+        run = _run(b if m <= n else a)
+        vectors = vectors_of(batch, min(m, n), max(m, n), k, deep, run, multiprocessors(a))
     elif free and batch * m * n * k:
         packing, plan = best_packing(a, b, plan, planned)
     schedule, turned, ahead = plan
@@ -587,6 +588,11 @@ def _turned(x: Tensor) -> Tensor:
 
 def _padded(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
     return (1,) * (rank - len(shape)) + tuple(shape)
+
+
+def _run(x: Tensor) -> int:
+    """How many elements a thread may load at once, by where rows or columns begin."""
+    return next((to // x.itemsize for to in (16, 8, 4, 2) if to > x.itemsize and aligned(x, to=to)), 1)
 
 
 def _function(epilogue: Any) -> Function:

@@ -179,7 +179,7 @@ def _schedule(
         bm, bn, warps = _FEW_STAGED, max(_LEAST, power(n)), 4
         rows = max(1, batch * -(-m // bm))
         if rows > count:
-            occupancy = 2  # whose stages are half as deep each
+            occupancy = held(1, warps)  # else one block had all of the shared memory, and others waited until it was through
         bk = _few_depth(k * itemsize, _FEW_BYTES // (occupancy or 1)) // itemsize
         parts = splits or max(1, min(MOST_SPLITS, -(-k // bk), count // rows))
     elif staged:
