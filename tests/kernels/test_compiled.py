@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from unittest.mock import patch
 
 import pytest
 
@@ -51,6 +52,16 @@ def weight_gradients(dtype):
     return _norm._weight_gradients(*parts, x, x, s, s, ROWS // 16, 32, 16, True, F).num_warps(4)
 
 
+def by_parts(function, *args):
+    """The launches of a gradient of a norm whose blocks do not stay."""
+
+    def make():
+        with patch.object(_norm, "_staying", return_value=None):
+            return rows(function, *args)()
+
+    return make
+
+
 def best_of_best():
     out = [m(ROWS, 8, dtype=d).partition((1, 8)) for d in (F, tk.int64)]
     return _selection._topk_of_best(*out, m(ROWS, 64), i64(ROWS, 64), 64, float("-inf"), True, tk.int32).num_warps(1)
@@ -91,10 +102,10 @@ KERNELS = {
     "rms_norm f16 8192": (rows(kernels.rms_norm, 8192, H, 1), 248),  # up to 255 leave room for its 4 blocks
     "rms_norm f32 8192": (rows(kernels.rms_norm, 8192, F, 1), 64),
     "add_rms_norm bf16 4096": (rows(kernels.add_rms_norm, 4096, tk.bfloat16, 1, 2), 64),
-    "add_rms_norm_backward bf16 4096": (rows(kernels.add_rms_norm_backward, 4096, tk.bfloat16, 1, 3), 96),
+    "add_rms_norm_backward bf16 4096": (by_parts(kernels.add_rms_norm_backward, 4096, tk.bfloat16, 1, 3), 96),
     "add_rms_norm_backward f16 65536": (rows(kernels.add_rms_norm_backward, 65536, H, 1, 3), 80),
-    "layer_norm_backward f16 4096": (rows(kernels.layer_norm_backward, 4096, H, 1, 2), 96),
-    "layer_norm_backward f32 8192": (rows(kernels.layer_norm_backward, 8192, F, 1, 2), 96),
+    "layer_norm_backward f16 4096": (by_parts(kernels.layer_norm_backward, 4096, H, 1, 2), 96),
+    "layer_norm_backward f32 8192": (by_parts(kernels.layer_norm_backward, 8192, F, 1, 2), 96),
     "rms_norm_backward f16 65536": (rows(kernels.rms_norm_backward, 65536, H, 1, 2), 72),
     "l2_norm f16 4096": (rows(kernels.l2_norm, 4096, H), 56),
     "l2_norm f32 4096": (rows(kernels.l2_norm, 4096), 40),
@@ -273,6 +284,29 @@ def test_additions_and_stores_fill_sectors():
     assert [(a.bits, a.coalesced) for a in turned.explain(target="sm_90a").accesses] == [(128, 1), (128, 1)]
     sass = turned.compile(target="sm_90a").sass
     assert "SHFL" in sass and "STS" not in sass
+
+
+@pytest.mark.parametrize("columns", [16, 56, 147, 256, 752, 2048, 2344, 4096, 8192])
+@pytest.mark.parametrize("dtype", [F, H, D], ids=str)
+@pytest.mark.parametrize("name", ["layer_norm_backward", "rms_norm_backward", "add_rms_norm_backward"])
+def test_gradients_of_norms_read_once(name, dtype, columns):
+    """By blocks that stay, of which as many fit as are launched, without local memory; where rows allow it 16 bytes at a time."""
+    x, w = m(1 << 17, columns, dtype=dtype), m(columns, dtype=dtype)
+    op = getattr(kernels, name)(*[x] * (3 if name.startswith("add") else 2), w)
+    op.consumed()
+    first, second = op.parts()[0], op.parts()[-1]
+    if dtype == D and columns == 8192:  # too many sums for registers
+        assert first.label == "kernel _norm_backward"
+        return
+    assert first.label == "kernel _norm_backward_staying"
+    kernel, dealt = first.compile("sm_90a"), _norm._staying(x, x, x)
+    assert kernel.spilled_bytes == 0
+    assert kernel.registers * 32 * dealt.tile.num_warps * dealt.tile.occupancy <= 1 << 16
+    loaded = [access for access in first.explain("sm_90a").accesses if access.parameter in ("x", "dy", "dx", "extra")]
+    assert len(loaded) >= 3
+    if columns * dtype.itemsize % 16 == 0:
+        assert {access.bits for access in loaded} == {128}
+    assert second.compile("sm_90a").spilled_bytes == 0
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])

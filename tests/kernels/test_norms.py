@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from closeness import FLOATS, close, normal
 
+import tilekit as tk
 from tilekit import api, kernels
 from tilekit.kernels import _norm
 
@@ -60,16 +61,49 @@ def test_forward_and_backward(device, shape, dtype):
     close(dw, expected[1])
 
 
-@pytest.mark.parametrize("rows", [16, 48, 49, 700])
-def test_gradients_of_weights_as_on_a_gpu(device, monkeypatch, rows):
-    """Of few rows a block has all; what several blocks have is added up in one launch for both gradients."""
+# Rows, columns, and launches on a GPU of two multiprocessors: of few elements one block has all, and of few rows one has the sums
+# of its columns; longer rows have another kernel for their statistics.
+ON_A_GPU = [
+    (1, 3, 1), (3, 9, 1), (16, 200, 1), (49, 200, 2), (700, 200, 2), (5000, 16, 2), (301, 56, 2), (37, 752, 2), (20, 2049, 2),
+    (9, 8192, 2), (5, 17000, 2), (70, 17000, 3), (3, 40000, 2), (70, 33000, 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "columns", "launches"), ON_A_GPU)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=lambda d: np.dtype(d).name)
+def test_gradients_as_on_a_gpu(device, monkeypatch, rows, columns, launches, dtype):
+    """Blocks that stay take several tiles each, the last of which may be partly empty; what they have is added up in one launch
+    for both gradients."""
     monkeypatch.setattr(_norm, "on_cpu", lambda x: False)
-    g, x, w = normal((rows, 200), np.float32), normal((rows, 200), np.float32, 1), normal(200, np.float32, 2)
-    for backward, eps, centred in ((kernels.layer_norm_backward, 1e-5, True), (kernels.rms_norm_backward, 1e-6, False)):
+    monkeypatch.setattr(_norm, "multiprocessors", lambda x: 2)
+    g, x, extra = (normal((rows, columns), dtype, seed) for seed in range(3))
+    x, w = x * 2 + 1, normal(columns, dtype, 3)
+    for backward, eps, centred in ((kernels.layer_norm_backward, 0.1, True), (kernels.rms_norm_backward, 0.1, False)):
         op = backward(f(g).sync(), f(x).sync(), f(w).sync(), eps)
-        assert len(op.parts()) == (2 if rows <= 48 else 3)
+        assert len(op.parts()) == launches
         for found, expected in zip(op.sync(), gradients(g, x, w, eps, centred)):
             close(found.to_host().sync(), expected)
+    dx, dw = kernels.add_rms_norm_backward(f(g), f(extra), f(x), f(w), 0.1).sync()
+    expected = gradients(g, x, w, 0.1, False)
+    close(dx.to_host().sync(), expected[0] + extra.astype(np.float64))
+    close(dw.to_host().sync(), expected[1])
+
+
+@pytest.mark.parametrize("count", [1, 5, 131, 132, 661, 5000, 100_003])
+@pytest.mark.parametrize("columns", [16, 700, 2048, 8192])
+@pytest.mark.parametrize("dtype", [tk.float32, tk.bfloat16, tk.float64], ids=str)
+def test_blocks_that_stay_have_about_as_many_tiles_each(count, columns, dtype):
+    x = api.meta((count, columns), dtype)
+    dealt = _norm._staying(x, x, x)
+    if dtype == tk.float64 and columns == 8192:  # the sums of its columns take more registers than there are
+        assert dealt is None
+        return
+    tile = dealt.tile
+    assert dealt.tiles == -(-count // tile.rows)
+    most = -(-dealt.tiles // dealt.parts)
+    assert (dealt.parts - 1) * most < dealt.tiles
+    assert dealt.parts <= 132 * tile.occupancy
+    assert 32 * tile.num_warps * tile.occupancy <= 2048
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -75,6 +75,7 @@ _LOOP_WARPS = 8
 _FEW, _BUSY = 2, 4
 # What a block of a CPU device works on: this much stays in the caches of a core.
 _CPU_ELEMENTS = 1 << 15
+_MOST_BLOCKS = 32  # that a multiprocessor holds
 _MULTIPROCESSORS = 132  # of an H200, where there is no GPU
 _FLAT_BYTES = 4096
 _MOST_DIMS = 3  # of views that a kernel takes for each element by itself
@@ -483,7 +484,12 @@ def _aligned(matrix: Destination) -> int:
 
 
 def row_tile(
-    matrix: Tensor, held: int = 1, room: int = 2, blocks: int | None = None, measured: Measured | None = None
+    matrix: Tensor,
+    held: int = 1,
+    room: int = 2,
+    blocks: int | None = None,
+    measured: Measured | None = None,
+    more: tuple[int, int] = (1, 1),
 ) -> RowTile:
     """The tile for a kernel that goes over the rows of `matrix`, each in one block.
 
@@ -493,14 +499,25 @@ def row_tile(
         room: how many registers a thread needs for each 32 bits that it keeps, to do without local memory.
         blocks: where a row takes several tiles, how many blocks of that loop a multiprocessor shall hold.
         measured: what was measured; the rule here is for all others.
+        more: where a block would be one warp, and there are more blocks than fit at once: how many warps it has instead, and how
+            many times as many rows each of these.
     """
     (count, length), cpu = matrix.shape[-2:], on_cpu(matrix)
-    return _row_tile(count, length, matrix.dtype.itemsize, cpu, held, room, blocks, None if cpu else measured)
+    more = (1, 1) if cpu else more
+    return _row_tile(count, length, matrix.dtype.itemsize, cpu, held, room, blocks, None if cpu else measured, more)
 
 
 @functools.lru_cache(maxsize=256)
 def _row_tile(
-    count: int, length: int, itemsize: int, cpu: bool, held: int, room: int, blocks: int | None, measured: Measured | None
+    count: int,
+    length: int,
+    itemsize: int,
+    cpu: bool,
+    held: int,
+    room: int,
+    blocks: int | None,
+    measured: Measured | None,
+    more: tuple[int, int],
 ) -> RowTile:
     columns, words = power(length), held * max(1, itemsize // 4)  # 16-bit floats are calculated in 32 bits
     if measured is not None and (itemsize, columns) in measured:
@@ -512,6 +529,9 @@ def _row_tile(
     warps = max(1, min(_WARPS, columns // (32 * share)))
     elements = _CPU_ELEMENTS if cpu else 32 * warps * share
     rows = min(max(1, elements // columns), power(count))
+    if warps == 1 and more != (1, 1) and count > rows * _MULTIPROCESSORS * _MOST_BLOCKS:
+        warps, rows = more[0], more[0] * more[1] * rows
+        return RowTile(rows, columns, 1, warps, None)
     values = max(1, columns // (32 * warps)) * words
     # Up to 16 values, threads take few enough registers by themselves. A multiprocessor has 64 K of them.
     occupancy = max(1, 2048 // (warps * values * room)) if values > _SHARE else None

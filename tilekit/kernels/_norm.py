@@ -8,11 +8,15 @@ up registers, and so leave room for fewer blocks, whose loads are what keeps the
 blocks have a part of one each, and another kernel joins what they found.
 
 The gradient by `x` needs sums along the rows, that by the weights sums along the columns. Where `x` is a sum that has another
-gradient, `extra`, that is added before the result is rounded. The sums along the columns are taken by blocks that have a part of
-the rows each, and then over the parts, always in the same order: the result is the same in every run.
+gradient, `extra`, that is added before the result is rounded. On a GPU, blocks that stay take one tile of whole rows after the
+other, and keep the sums along the columns in registers: everything is read once. Rows for which these are too many are read once
+for their statistics, and again by blocks that have a tile of the columns and a part of the rows each. What blocks have found is
+added up by another kernel, always in the same order: the result is the same in every run.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import tilekit as tk
 from tilekit import api
@@ -21,9 +25,11 @@ from tilekit.kernels._host import (
     Launches,
     Measured,
     Operand,
+    RowTile,
     check,
     compute_dtype,
     index_dtype,
+    multiprocessors,
     of_parts,
     on_cpu,
     out_or_new,
@@ -55,7 +61,15 @@ _BLOCKS = 512
 # A block adds up so many tiles of rows by itself: each takes a microsecond, and another launch two.
 _ALONE = 3
 # Parts that a block reads at a time, which it waits for; and the elements of its tile, where that is wider than a sector or two.
-_HIGHEST, _ELEMENTS = 128, 2048
+_HIGHEST, _ELEMENTS = 256, 2048
+# Of blocks that stay: the 32-bit values of a tile that a thread has, with which there is room to load the next tile ahead; the
+# warps, at least and at most; the values at most, of longer rows, of which none are loaded ahead; and the registers that a thread
+# gets, of 16-bit types and others. With these, nothing goes to local memory on sm_90a.
+_VALUES, _LEAST_WARPS, _MOST_WARPS, _MOST_VALUES = 8, 4, 16, 16
+_REGISTERS_16_BIT, _REGISTERS = 80, 96
+_STAYING = (9, 0)  # the compute capability that these are for
+# So many elements are left to one block, which saves the launch that adds up what several have.
+_ONE_BLOCK = 4096
 
 
 @tk.function
@@ -201,42 +215,76 @@ def _norm_backward(
 
 
 @tk.kernel
-def _norm_backward_long(
-    dx: tk.Out, mean: tk.Out, rstd: tk.Out, dy: tk.In, x: tk.In, w: tk.In, extra: tk.In, chunks: int, n: int, per_n: float,
-    eps: float, threads: tk.Const, centred: tk.Const, dtype: tk.Const, index: tk.Const,
+def _norm_backward_staying(
+    dx: tk.Out, dw: tk.Out, db: tk.Out, dy: tk.In, x: tk.In, w: tk.In, extra: tk.In, tiles: int, n: int, per_n: float,
+    eps: float, apart: tk.Const, ahead: tk.Const, ragged: tk.Const, centred: tk.Const, dtype: tk.Const,
 ):  # fmt: skip
-    i, columns = tk.bid(0), dx.tile_shape[1]
+    """Blocks that stay, and take every so-manieth tile of whole rows. A thread has `apart` rows of a tile, whose elements it adds
+    up in its own sums of columns. What is `ahead` are the loads of the next tile.
+    """
+    (rows, columns), step = dx.tile_shape, tk.num_blocks(0)
+    folded = (apart, rows // apart, columns)
+    weight, bias = tk.sum(tk.zeros(folded, dtype), 0), tk.sum(tk.zeros(folded, dtype), 0)
+    if ahead:
+        next_x, next_dy = tk.load(x, (tk.bid(0), 0), dx.tile_shape), tk.load(dy, (tk.bid(0), 0), dx.tile_shape)
+    for i in range(tk.bid(0), tiles, step):
+        if ahead:
+            t, g = next_x.astype(dtype), next_dy.astype(dtype)
+            if i + step < tiles:
+                next_x = tk.load(x, (i + step, 0), dx.tile_shape)
+                next_dy = tk.load(dy, (i + step, 0), dx.tile_shape)
+        else:
+            t = tk.load(x, (i, 0), dx.tile_shape).astype(dtype)
+            g = tk.load(dy, (i, 0), dx.tile_shape).astype(dtype)
+        if centred:
+            t = t - _mean(tk.sum(t, 1, keepdims=True), n, per_n)
+            if ragged:
+                t = tk.where(tk.arange(columns) < n, t, 0.0)
+            bias = bias + tk.sum(g.reshape(folded), 0)
+        r = tk.rsqrt(tk.sum(t * t, 1, keepdims=True) * per_n + eps)
+        t = t * r
+        weight = weight + tk.sum((g * t).reshape(folded), 0)
+        g = g * tk.load(w, 0, columns).astype(dtype)
+        d = g - t * (tk.sum(g * t, 1, keepdims=True) * per_n)
+        if centred:
+            d = d - tk.sum(g, 1, keepdims=True) * per_n
+        d = d * r
+        if extra is not None:
+            d = d + tk.load(extra, (i, 0), dx.tile_shape).astype(dtype)
+        tk.store(dx, (i, 0), d.astype(dx.dtype))
+    dw.store(tk.sum(weight, 0, keepdims=True).astype(dw.dtype))
+    if centred:
+        db.store(tk.sum(bias, 0, keepdims=True).astype(db.dtype))
+
+
+@tk.kernel
+def _norm_backward_long(
+    mean: tk.Out, rstd: tk.Out, slope: tk.Out, offset: tk.Out, dy: tk.In, x: tk.In, w: tk.In, chunks: int, n: int, per_n: float,
+    eps: float, shape: tk.Const, threads: tk.Const, centred: tk.Const, index: tk.Const,
+):  # fmt: skip
+    """Of each row what `_gradients_by_columns` needs of it."""
+    i, columns, dtype = tk.bid(0), shape[1], rstd.dtype
     total = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
     middle = tk.sum(total, 1)
     if centred:
         for j in range(chunks):
-            total = total + tk.sum(tk.load(x, (i, j), dx.tile_shape).astype(dtype).reshape(threads), (0, 2), keepdims=True)
+            total = total + tk.sum(tk.load(x, (i, j), shape).astype(dtype).reshape(threads), (0, 2), keepdims=True)
         middle = _mean(tk.sum(total, 1), n, per_n)
-        mean.store(middle.reshape(mean.tile_shape))
     square = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
     along = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
     level = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
     for j in range(chunks):
-        t = tk.load(x, (i, j), dx.tile_shape).astype(dtype) - middle
+        t = tk.load(x, (i, j), shape).astype(dtype) - middle
         t = tk.where(tk.arange(columns, dtype=index) + j * columns < n, t, 0.0)
-        g = tk.load(dy, (i, j), dx.tile_shape).astype(dtype) * tk.load(w, j, columns).astype(dtype)
+        g = tk.load(dy, (i, j), shape).astype(dtype) * tk.load(w, j, columns).astype(dtype)
         square = square + tk.sum((t * t).reshape(threads), (0, 2), keepdims=True)
         along = along + tk.sum((g * t).reshape(threads), (0, 2), keepdims=True)
         level = level + tk.sum(g.reshape(threads), (0, 2), keepdims=True)
     r = tk.rsqrt(tk.sum(square, 1) * per_n + eps)
-    rstd.store(r.reshape(rstd.tile_shape))
-    slope = tk.sum(along, 1) * per_n * r * r
-    offset = tk.sum(level, 1) * per_n
-    for j in range(chunks):
-        t = tk.load(x, (i, j), dx.tile_shape).astype(dtype) - middle
-        g = tk.load(dy, (i, j), dx.tile_shape).astype(dtype) * tk.load(w, j, columns).astype(dtype)
-        d = g - t * slope
-        if centred:
-            d = d - offset
-        d = d * r
-        if extra is not None:
-            d = d + tk.load(extra, (i, j), dx.tile_shape).astype(dtype)
-        tk.store(dx, (i, j), d.astype(dx.dtype))
+    mean.store(middle.reshape(1))
+    rstd.store(r.reshape(1))
+    slope.store((tk.sum(along, 1) * per_n * r * r).reshape(1))
+    offset.store((tk.sum(level, 1) * per_n).reshape(1))
 
 
 @tk.kernel
@@ -284,23 +332,6 @@ def _norm_backward_sums(
 
 
 @tk.kernel
-def _norm_backward_joined(
-    dx: tk.Out, dy: tk.In, x: tk.In, w: tk.In, extra: tk.In, mean: tk.In, rstd: tk.In, slope: tk.In, offset: tk.In,
-    centred: tk.Const,
-):  # fmt: skip
-    i, dtype = tk.bid(0), rstd.dtype
-    t = tk.load_tile_like(x, dx).astype(dtype) - tk.load(mean, i, 1)
-    d = tk.load_tile_like(dy, dx).astype(dtype) * tk.load(w, tk.bid(1), dx.tile_shape[1]).astype(dtype)
-    d = d - t * tk.load(slope, i, 1)
-    if centred:
-        d = d - tk.load(offset, i, 1)
-    d = d * tk.load(rstd, i, 1)
-    if extra is not None:
-        d = d + tk.load_tile_like(extra, dx).astype(dtype)
-    dx.store(d.astype(dx.dtype))
-
-
-@tk.kernel
 def _weight_gradients(
     dw: tk.Out, db: tk.Out, dy: tk.In, x: tk.In, mean: tk.In, rstd: tk.In, tiles: int, share: int,
     rows: tk.Const, centred: tk.Const, dtype: tk.Const,
@@ -315,6 +346,35 @@ def _weight_gradients(
             t = t - tk.load(mean, i, rows)[:, None]
             bias = bias + g
         weight = weight + g * t * tk.load(rstd, i, rows)[:, None]
+    dw.store(tk.sum(weight, 0, keepdims=True).astype(dw.dtype))
+    if centred:
+        db.store(tk.sum(bias, 0, keepdims=True).astype(db.dtype))
+
+
+@tk.kernel
+def _gradients_by_columns(
+    dx: tk.Out, dw: tk.Out, db: tk.Out, dy: tk.In, x: tk.In, w: tk.In, extra: tk.In, mean: tk.In, rstd: tk.In, slope: tk.In,
+    offset: tk.In, tiles: int, share: int, centred: tk.Const, dtype: tk.Const,
+):  # fmt: skip
+    """As `_weight_gradients`, and by `x`, of rows whose sums are known."""
+    s, j = tk.bid(0), tk.bid(1)
+    (rows, columns), shape = dx.tile_shape, dx.tile_shape
+    weight, bias = tk.zeros(shape, dtype), tk.zeros(shape, dtype)
+    factor = tk.load(w, j, columns).astype(dtype)
+    for i in range(s * share, min(tiles, (s + 1) * share)):
+        g, t = tk.load(dy, (i, j), shape).astype(dtype), tk.load(x, (i, j), shape).astype(dtype)
+        r = tk.load(rstd, i, rows)[:, None]
+        if centred:
+            t = t - tk.load(mean, i, rows)[:, None]
+            bias = bias + g
+        weight = weight + g * t * r
+        d = g * factor - t * tk.load(slope, i, rows)[:, None]
+        if centred:
+            d = d - tk.load(offset, i, rows)[:, None]
+        d = d * r
+        if extra is not None:
+            d = d + tk.load(extra, (i, j), shape).astype(dtype)
+        tk.store(dx, (i, j), d.astype(dx.dtype))
     dw.store(tk.sum(weight, 0, keepdims=True).astype(dw.dtype))
     if centred:
         db.store(tk.sum(bias, 0, keepdims=True).astype(db.dtype))
@@ -506,55 +566,120 @@ def _backward(name, grad, x, weight, eps, centred, extra=None):
     _check_weight(name, n, "weight", weight)
     if not x.size:
         return tk.zip(api.zeros(x.shape, x.dtype), *(api.zeros(n, weight.dtype) for _ in range(1 + centred)))
-    count, tile, dtype = rows.shape[0], row_tile(rows, held=2, room=3, measured=_BACKWARD), compute_dtype(x.dtype)
+    count, dtype, cpu = rows.shape[0], compute_dtype(x.dtype), on_cpu(rows)
+    staying = _staying(rows, grads, Spec(rows.shape, x.dtype))
+    tile = row_tile(rows, held=2, room=3, measured=_BACKWARD)
     split, apiece = tile.parts(rows)
+    wide, high, parts, share = _shares(count, n, cpu, 16 if tile.chunks == 1 else 8)  # with what else it keeps
+    if staying is not None:
+        parts = staying.parts
 
     def steps(new):
-        dx, mean, rstd = new(Spec(rows.shape, x.dtype)), new(Spec((count,), dtype)), new(Spec((count,), dtype))
-        cuts = tile.cut(dx), mean.partition(tile.rows), rstd.partition(tile.rows)
-        if tile.chunks == 1:
-            launch = _norm_backward(*cuts, grads, rows, weight, extra, n, _per(n), eps, n != tile.columns, centred, dtype)
-        elif split > 1:
-            sums, shape = [of_parts(new, count, split, dtype) for _ in range(4)], (1, tile.columns)
-            ones, threads, index = (each.partition((1, 1)) for each in sums), tile.threads(rows, grads), index_dtype(n)
-            each = tile.chunks, apiece, n, shape, threads, centred, index
-            yield tile.launch(_norm_backward_parts(*ones, grads, rows, weight, *each))
-            slope, offset = new(Spec((count,), dtype)), new(Spec((count,), dtype))
-            ones = (each.partition(1) for each in (mean, rstd, slope, offset))
-            each = apiece * tile.columns, n, _per(n), eps, power(split), centred, index
-            yield _norm_backward_sums(*ones, *sums, *each).num_warps(1)
-            launch = _norm_backward_joined(dx.partition(shape), grads, rows, weight, extra, mean, rstd, slope, offset, centred)
+        dx = new(Spec(rows.shape, x.dtype))
+        # Sums over all rows are the gradients. (A kernel without a bias has the second for nothing, and does not write it.)
+        both = new(Spec((2, parts, n), weight.dtype if parts == 1 else dtype))
+        partial = both[0], both[1]
+        if staying is not None:
+            yield staying.launch(dx, *partial, grads, rows, weight, extra, eps, centred, dtype)
         else:
-            launch = _norm_backward_long(
-                *cuts, grads, rows, weight, extra, tile.chunks, n, _per(n), eps, tile.threads(rows, grads), centred, dtype,
-                index_dtype(n),
-            )  # fmt: skip
-        yield tile.launch(launch)
-        wide, high, parts, share = _shares(count, n, on_cpu(rows))
-        # Sums over all rows are the gradients.
-        partial = [new(Spec((parts, n), weight.dtype if parts == 1 else dtype)) for _ in range(2)]
-        cuts = (part.partition((1, wide)) for part in partial)
-        tiles = -(-count // high)
-        yield _weight_gradients(*cuts, grads, rows, mean, rstd, tiles, share, high, centred, dtype).num_warps(4)
+            yield from by_parts(new, dx, [part.partition((1, wide)) for part in partial], -(-count // high))
         if parts == 1:
             return shaped(dx, x.shape), *(shaped(part, (n,)) for part in partial[: 1 + centred])
         gradients = [new(Spec((n,), weight.dtype)) for _ in range(1 + centred)]
-        if not on_cpu(rows):  # the more parts there are, the fewer columns, and so blocks
-            high = min(_HIGHEST, power(parts))
-            wide = max(32, _ELEMENTS // high)
-        cuts, sums = [each.partition(wide) for each in gradients], _column_sums_of_two if centred else _column_sums
-        yield sums(*cuts, *partial[: 1 + centred], -(-parts // high), high).num_warps(max(4, high * wide // 512))
+        tall, narrow = high, wide
+        if not cpu:  # the more parts there are, the fewer columns, and so blocks
+            tall = min(_HIGHEST, power(parts))
+            narrow = max(min(32, power(n)), _ELEMENTS // tall)
+        cuts, sums = [each.partition(narrow) for each in gradients], _column_sums_of_two if centred else _column_sums
+        warps = max(4, tall * narrow // 512)
+        yield sums(*cuts, *partial[: 1 + centred], -(-parts // tall), tall).num_warps(warps)
         return shaped(dx, x.shape), *gradients
+
+    def by_parts(new, dx, cuts, tiles):
+        mean, rstd, slope, offset = (new(Spec((count,), dtype)) for _ in range(4))
+        if tile.chunks == 1:
+            own = tile.cut(dx), mean.partition(tile.rows), rstd.partition(tile.rows)
+            each = n, _per(n), eps, n != tile.columns, centred, dtype
+            yield tile.launch(_norm_backward(*own, grads, rows, weight, extra, *each))
+            yield _weight_gradients(*cuts, grads, rows, mean, rstd, tiles, share, high, centred, dtype).num_warps(4)
+            return
+        shape, threads, index = (1, tile.columns), tile.threads(rows, grads), index_dtype(n)
+        ones = [each.partition(1) for each in (mean, rstd, slope, offset)]
+        if split > 1:
+            sums = [of_parts(new, count, split, dtype) for _ in range(4)]
+            own, each = (each.partition((1, 1)) for each in sums), (tile.chunks, apiece, n, shape, threads, centred, index)
+            yield tile.launch(_norm_backward_parts(*own, grads, rows, weight, *each))
+            each = apiece * tile.columns, n, _per(n), eps, power(split), centred, index
+            yield _norm_backward_sums(*ones, *sums, *each).num_warps(1)
+        else:
+            each = tile.chunks, n, _per(n), eps, shape, threads, centred, index
+            yield tile.launch(_norm_backward_long(*ones, grads, rows, weight, *each))
+        own = dx.partition((high, wide)).prefix((parts, -(-n // wide))), *cuts
+        each = tiles, share, centred, dtype
+        yield _gradients_by_columns(*own, grads, rows, weight, extra, mean, rstd, slope, offset, *each).num_warps(4)
 
     return Launches(x, steps)
 
 
-def _shares(count, n, cpu):
-    """How the weight gradients of a matrix are dealt out: the columns and rows of a tile, the parts that the rows are taken in,
-    and how many tiles one of these has.
+class _Staying(NamedTuple):
+    """How rows are dealt out to blocks that stay.
+
+    Attributes:
+        tile: of whole rows.
+        parts: the blocks.
+        tiles: those of all of them.
+        apart: how many rows of a tile a thread has.
+        ahead: whether the next tile is loaded ahead.
     """
-    wide, high = (min(512, power(n)), 64) if cpu else (128, 16)
+
+    tile: RowTile
+    parts: int
+    tiles: int
+    apart: int
+    ahead: bool
+
+    def launch(self, dx, dw, db, grads, rows, weight, extra, eps, centred, dtype):
+        """The launch, of a matrix and of matrices with a row for each block."""
+        n, tile = rows.shape[1], self.tile
+        cuts = (each.partition((1, tile.columns)) for each in (dw, db))
+        cut = dx.partition((tile.rows, tile.columns)).prefix((self.parts, 1))
+        each = self.tiles, n, _per(n), eps, self.apart, self.ahead, n != tile.columns, centred, dtype
+        return tile.launch(_norm_backward_staying(cut, *cuts, grads, rows, weight, extra, *each))
+
+
+def _staying(rows, grads, dx):
+    """How blocks that stay do it; None where the sums of their columns would be too many for registers, and on a CPU device.
+
+    Below compute capability 9.0 the compiler needs more registers for the same, and some would go to local memory.
+    """
+    (count, n), itemsize = rows.shape, rows.itemsize
+    columns, words = power(n), max(1, itemsize // 4)
+    older = rows.device is not None and (rows.device.compute_capability or _STAYING) < _STAYING
+    if older or on_cpu(rows) or columns * words > 32 * _MOST_WARPS * _MOST_VALUES:
+        return None
+    warps = max(_LEAST_WARPS, min(_MOST_WARPS, columns * words // (32 * _VALUES)))
+    values = max(_VALUES, columns * words // (32 * warps))
+    high = min(max(1, 32 * warps * values // (columns * words)), power(count))
+    warps = max(1, min(warps, high * columns * words // (32 * values)))
+    registers = _REGISTERS_16_BIT if itemsize < 4 else _REGISTERS
+    tile = RowTile(high, columns, 1, warps, max(1, (1 << 16) // (32 * warps * registers)))
     tiles = -(-count // high)
-    parts = 1 if cpu or tiles <= _ALONE else max(1, min(tiles, _BLOCKS * wide // max(n, 1)))
+    blocks = 1 if tiles * high * columns <= _ONE_BLOCK else tile.occupancy * multiprocessors(rows)
+    parts = -(-tiles // -(-tiles // blocks))
+    vector = min(columns, tile.threads(rows, grads, dx)[2])
+    return _Staying(tile, parts, tiles, max(1, high * columns // max(columns, 32 * warps * vector)), values <= _VALUES)
+
+
+def _shares(count, n, cpu, highest):
+    """How the weight gradients of a matrix are dealt out: the columns and rows of a tile, the parts that the rows are taken in,
+    and how many tiles one of these has. On a GPU a tile has up to so many rows.
+    """
+    if cpu:
+        wide, high = min(512, power(n)), 64
+    else:  # of few rows more columns
+        high = min(highest, power(count))
+        wide = min(512, 128 * highest // high)
+    tiles = -(-count // high)
+    parts = 1 if cpu or tiles <= _ALONE else max(1, min(tiles, round(_BLOCKS * wide / max(n, 1))))
     share = -(-tiles // parts)
     return wide, high, -(-tiles // max(share, 1)), share

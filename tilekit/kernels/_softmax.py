@@ -36,6 +36,8 @@ __all__ = ["log_softmax", "log_softmax_backward", "softmax", "softmax_backward",
 
 # Warps and occupancy by the bytes of an element and the columns, as measured (`row_tile`).
 _SOFTMAX = Measured({(4, 4096): (16, 4)})
+# Of gradients of short rows: the warps of a block, and how many times as many rows each has (`row_tile`).
+_SHORT_ROWS = (1, 1)
 # Blocks of the loop over a long row that a multiprocessor has room for: a thread then gets 48 registers, and can do with them.
 _LOOPS = 5
 
@@ -258,7 +260,7 @@ def _forward(name, x, out, log):
 def _backward(name, grad, y, out, log):
     same_shape(name, grad=grad, y=y)
     rows, grads, destination = rows_in(name, y, grad, out_or_new(name, out, y))
-    tile, dtype, mode = row_tile(rows, held=2), compute_dtype(y.dtype), exponential(y.dtype)
+    tile, dtype, mode = row_tile(rows, held=2, more=_SHORT_ROWS), compute_dtype(y.dtype), exponential(y.dtype)
     threads, (parts, share), shape = tile.threads(rows, grads, destination), tile.parts(rows), tile.shape(rows)
 
     def steps(new):
