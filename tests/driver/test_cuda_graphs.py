@@ -80,6 +80,8 @@ def test_launches_along_a_chain_begin_early_if_they_wait_by_themselves(gpu, monk
 
     chain = tk.zip(launch(y, x), launch(x, y), launch(y, x))
     assert early(driver, chain) == ("nyy" if waits else "nnn")
+    large = scale(x.partition(8), y, 2.0)  # 256 blocks
+    assert early(driver, tk.zip(launch(y, x), large, launch(y, x))) == "nnn", "blocks would share multiprocessors"
     assert early(driver, tk.zip(launch(y, x), api.memcpy(z, y), launch(x, z))) == "nnn", "behind a copy"
     fork = launch(y, x).then(lambda done: tk.zip(launch(x, y), launch(z, y), parallel=True))
     assert early(driver, fork) == "nnn", "two wait for the first one"

@@ -64,9 +64,10 @@ _ALONE = 3
 _HIGHEST, _ELEMENTS = 256, 2048
 # Of blocks that stay: the 32-bit values of a tile that a thread has, with which there is room to load the next tile ahead; the
 # warps, at least and at most; the values at most, of longer rows, of which none are loaded ahead; and the registers that a thread
-# gets, of 16-bit types and others. With these, nothing goes to local memory on sm_90a.
-_VALUES, _LEAST_WARPS, _MOST_WARPS, _MOST_VALUES = 8, 4, 16, 16
-_REGISTERS_16_BIT, _REGISTERS = 80, 96
+# gets, of 16-bit types, others, and longer rows. With these, nothing goes to local memory on sm_90a. (Blocks of 16 warps, of which
+# a multiprocessor has one, took twice the time for rows of 2344.)
+_VALUES, _LEAST_WARPS, _MOST_WARPS, _MOST_VALUES = 8, 4, 8, 16
+_REGISTERS_16_BIT, _REGISTERS, _REGISTERS_LONG = 80, 96, 128
 _STAYING = (9, 0)  # the compute capability that these are for
 # So many elements are left to one block, which saves the launch that adds up what several have.
 _ONE_BLOCK = 4096
@@ -661,7 +662,7 @@ def _staying(rows, grads, dx):
     values = max(_VALUES, columns * words // (32 * warps))
     high = min(max(1, 32 * warps * values // (columns * words)), power(count))
     warps = max(1, min(warps, high * columns * words // (32 * values)))
-    registers = _REGISTERS_16_BIT if itemsize < 4 else _REGISTERS
+    registers = _REGISTERS_LONG if values > _VALUES else _REGISTERS_16_BIT if itemsize < 4 else _REGISTERS
     tile = RowTile(high, columns, 1, warps, max(1, (1 << 16) // (32 * warps * registers)))
     tiles = -(-count // high)
     blocks = 1 if tiles * high * columns <= _ONE_BLOCK else tile.occupancy * multiprocessors(rows)

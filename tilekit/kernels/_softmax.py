@@ -37,7 +37,7 @@ __all__ = ["log_softmax", "log_softmax_backward", "softmax", "softmax_backward",
 # Warps and occupancy by the bytes of an element and the columns, as measured (`row_tile`).
 _SOFTMAX = Measured({(4, 4096): (16, 4)})
 # Of gradients of short rows: the warps of a block, and how many times as many rows each has (`row_tile`).
-_SHORT_ROWS = (1, 1)
+_SHORT_ROWS = (2, 2)
 # Blocks of the loop over a long row that a multiprocessor has room for: a thread then gets 48 registers, and can do with them.
 _LOOPS = 5
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import threading
 from collections import Counter
@@ -29,12 +30,16 @@ def _reduced(after: Sequence[Sequence[int]]) -> list[list[int]]:
     return reduced
 
 
-def _starts_early(before: Node, node: Node) -> bool:
-    """Whether a node, which waits for `before` alone, is a launch that may begin before that has ended.
+def _starts_early(before: Node, node: Node, multiprocessors: int) -> bool:
+    """Whether a node is a launch that may begin before `before` has ended: it waits for that alone, and nothing else does.
 
-    Where others wait for that, too, blocks that wait would take room which these may need.
+    They are launches of so few blocks that each has a multiprocessor for itself. Of more, those that begin early get places that
+    others leave, several on one multiprocessor and none on the next; and each block that waits pays for it. (The gradient of a
+    log_softmax of 78743 rows, with a warp for each, took 96 us so, and takes 49 otherwise; a product with 48 blocks 9.8, and 11.)
     """
-    return isinstance(before, Launch) and isinstance(node, Launch) and bool(node.function.starts_early)
+    if not isinstance(before, Launch) or not isinstance(node, Launch) or not node.function.starts_early:
+        return False
+    return math.prod(before.grid) + math.prod(node.grid) <= multiprocessors
 
 
 class GraphExec:
@@ -80,7 +85,8 @@ class CudaGraphs(CudaMemory):
         try:
             for node, before in zip(nodes, direct, strict=True):
                 after = [handles[at] for at in before]
-                early = len(before) == behind[before[0]] == 1 and _starts_early(nodes[before[0]], node) if before else False
+                alone = len(before) == 1 and behind[before[0]] == 1
+                early = alone and _starts_early(nodes[before[0]], node, self.multiprocessors)
                 handles.append(self._adders[type(node)](template, [] if early else after, node))
                 if early:
                     self._add_early(template, after, handles[-1])
