@@ -64,8 +64,8 @@ _ALONE = 3
 _HIGHEST, _ELEMENTS = 256, 2048
 # Of blocks that stay: the 32-bit values of a tile that a thread has, with which there is room to load the next tile ahead; the
 # warps, at least and at most; the values at most, of longer rows, of which none are loaded ahead; and the registers that a thread
-# gets, of 16-bit types, others, and longer rows. With these, nothing goes to local memory on sm_90a. (Blocks of 16 warps, of which
-# a multiprocessor has one, took twice the time for rows of 2344.)
+# gets, of 16-bit types, others, and longer rows. With these, nothing goes to local memory on sm_90a. (Blocks of 16 warps, one to
+# a multiprocessor, took twice the time for rows of 2344.)
 _VALUES, _LEAST_WARPS, _MOST_WARPS, _MOST_VALUES = 8, 4, 8, 16
 _REGISTERS_16_BIT, _REGISTERS, _REGISTERS_LONG = 80, 96, 128
 _STAYING = (9, 0)  # the compute capability that these are for
