@@ -36,7 +36,7 @@ from tilekit.compiler.kernel import CompiledKernel, choose_config, param_format
 from tilekit.compiler.layouts.linear import Config
 from tilekit.compiler.numba_patches import patched
 from tilekit.compiler.nvidia import ptxas_defects
-from tilekit.compiler.nvidia.early_starts import start_early
+from tilekit.compiler.nvidia.early_starts import let_begin
 from tilekit.compiler.nvidia.multibuffer import deals_registers, fewest_producers, producers_of
 from tilekit.compiler.optimize import Form, dump, forms, simplified
 from tilekit.compiler.passes.rings import Unfit
@@ -354,9 +354,9 @@ def _assembled(
         )  # fmt: skip
         if fold is not None:
             pass_the_grid(library.get_function(library._entry_name), fold)
-        if current().target.early_starts:
-            start_early(library.get_function(library._entry_name), waits=pipelines is not None)
         if pipelines is not None:
+            if current().target.early_starts:
+                let_begin(library.get_function(library._entry_name))
             _run_together(library, pipelines.cluster)
             _pass_by_value(library, len(pipelines.maps))
         # What is linked as a whole program comes from LLVM's code, not from this PTX.

@@ -69,6 +69,8 @@ _HIGHEST, _ELEMENTS = 256, 2048
 _VALUES, _LEAST_WARPS, _MOST_WARPS, _MOST_VALUES = 8, 4, 8, 16
 _REGISTERS_16_BIT, _REGISTERS, _REGISTERS_LONG = 80, 96, 128
 _STAYING = (9, 0)  # the compute capability that these are for
+# What blocks add up of two weights, in float32, is so many times less than what they read and write.
+_SPARED = 8
 # So many elements are left to one block, which saves the launch that adds up what several have.
 _ONE_BLOCK = 4096
 
@@ -667,6 +669,10 @@ def _staying(rows, grads, dx):
     tiles = -(-count // high)
     blocks = 1 if tiles * high * columns <= _ONE_BLOCK else tile.occupancy * multiprocessors(rows)
     parts = -(-tiles // -(-tiles // blocks))
+    if (
+        parts > 1 and _SPARED * parts * 2 * n * 4 > 3 * count * n * itemsize
+    ):  # of few rows the sums of all blocks are too much beside them
+        return None
     vector = min(columns, tile.threads(rows, grads, dx)[2])
     return _Staying(tile, parts, tiles, max(1, high * columns // max(columns, 32 * warps * vector)), values <= _VALUES)
 

@@ -15,9 +15,9 @@ __all__ = ["FAMILY"]
 _KERNELS = {"sum": _tilekit_columns.sums, "max": _tilekit_columns.maxima}
 _LAYOUTS = {CONTIGUOUS: 0.7, "rows with gaps": 0.3}
 # Bytes of a tile; of its rows that a block keeps results of, two vectors a thread; and of one row at least.
-_BYTES, _PARTIAL, _ROW = 16 << 10, 4 << 10, 64
+_BYTES, _PARTIAL, _ROW = 8 << 10, 4 << 10, 64
 _COLUMNS = (128, 64, 32)  # of a tile, if that is not too few for all blocks to run at the same time
-_LEAST, _MOST = 8, 512  # rows of a tile that has more columns, at least; of partial results, at most
+_LEAST, _MOST = 4, 512  # rows of a tile that has more columns, at least; of partial results, at most
 # Blocks of a multiprocessor: so many are enough to read at full speed; so many shall have room at the same time.
 _BUSY, _ROOM = 4, 6
 _TURNS = 2  # tiles one after the other that take no longer than a second launch

@@ -28,6 +28,9 @@ _PRODUCTS, _WAITING, _ASKING = 4300, 90, 0.5
 _COMING, _STAGES, _STAGES_ALONE, _ROOM = 570, 4, 8, 224 << 10
 # Bytes that come from the L2 cache in a clock, to a multiprocessor and to all of them: fewer where rows lie across its lines.
 _FETCHED, _CACHED, _ACROSS = 80, 7500, 6000
+# So many times as much for those of tiles that lie across K, in rows of 128 bytes that are parts of two lines each: 744 x 256 x
+# 2480 takes 8.4 us with `a` along K, and 11 with its transpose, or 8.6 where two blocks load that together.
+_TWO_LINES = 1.8
 # For each column of a tile of `b` that is turned over in a step, which the next product waits for.
 _TURNING = 1.7
 # Rows that a tile has beyond a matrix are zeros, and take longer: with tiles of 128 x 128, 256 x 8192 x 8192 takes 50 us, and
@@ -60,7 +63,8 @@ _BESIDE = 4
 # 2048 x 512 x 4096 takes 14.7 us, and 16 in clusters.
 CLUSTER = (2, 1)
 _EIGHTH, _FROM_MEMORY = 8, 32 << 20
-_CLUSTERS, _TOGETHER, _FITTING = ((2, 1), (1, 2), (4, 1), (1, 4)), 1.02, 0.85
+# Also where they load less by it of an operand that is `ragged`.
+_CLUSTERS, _TOGETHER, _FITTING = ((2, 1), (1, 2), (4, 1), (1, 4), (2, 2)), 1.02, 0.85
 
 
 class Product(NamedTuple):
@@ -70,7 +74,7 @@ class Product(NamedTuple):
         shape: `(batch, M, N, K)`.
         count: of multiprocessors.
         itemsize: of the operands.
-        beside, summed, turned, lines, clusters, over: see `schedules.schedule_of`.
+        beside, summed, turned, lines, clusters, over, ragged: see `schedules.schedule_of`.
     """
 
     shape: tuple[int, int, int, int]
@@ -82,6 +86,7 @@ class Product(NamedTuple):
     lines: bool = True
     clusters: bool = True
     over: bool = False
+    ragged: tuple[bool, bool] = (False, False)
 
 
 class Way(NamedTuple):
@@ -152,14 +157,23 @@ def _clusters_of(product: Product, rows: int, columns: int, parts: int | StreamK
     def worth(extent: int, there: int) -> bool:
         return _EIGHTH * (there - extent) >= extent or batch * extent * k * product.itemsize >= _FROM_MEMORY
 
-    of_a, of_b = worth(m, down * rows), worth(n, across * columns)
+    ragged = product.ragged if _cached(product) else (False, False)
+    of_a = ragged[0] or (worth(m, down * rows) and (m >= n or down % 2 > 0))
+    of_b = ragged[1] or (worth(n, across * columns) and (n >= m or across % 2 > 0))
     return [
         (below, beside)
         for below, beside in _CLUSTERS
         if down % below == across % beside == 0
         and batch * down * across * parts <= product.count * (1 if below * beside == 2 else _FITTING)
-        and (of_b and (n >= m or across % 2) if below > 1 else of_a and (m >= n or down % 2))
+        and (below == 1 or of_b)
+        and (beside == 1 or of_a)
     ]
+
+
+def _cached(product: Product) -> bool:
+    """Whether the operands come from the L2 cache."""
+    batch, m, n, k = product.shape
+    return batch * (m * k + k * n) * product.itemsize <= _FROM_MEMORY
 
 
 def clocks(product: Product, way: Way) -> float:
@@ -174,7 +188,10 @@ def clocks(product: Product, way: Way) -> float:
     visiting = product.clusters and together(bm, bn, warps) and tiles > held(count, warps) and rows % CLUSTER[0] == 0
     below, beside = cluster or (CLUSTER if visiting and columns_of(bn) is None else (1, 1))
     fetched = (bm / beside + bn / below) * STAGED_BYTES
-    alone = each == 1 or (not isinstance(parts, StreamK) and tiles * parts <= count)
+    once = not isinstance(parts, StreamK) and tiles * parts <= count
+    alone = each == 1 or once
+    ragged = product.ragged if once and _cached(product) else (False, False)
+    again = sum(n * (_TWO_LINES - 1) for n, across in zip((bm / beside, bn / below), ragged, strict=True) if across)
     stages = min(_STAGES_ALONE if alone else _STAGES, _ROOM // ((bm + bn) * STAGED_BYTES))
     waiting = _WAITING + _COMING / (stages - 1)
 
@@ -204,7 +221,7 @@ def clocks(product: Product, way: Way) -> float:
     operands = product.itemsize * batch * (m * k + k * n) / _MEMORY
     beyond = batch * steps * STAGED_BYTES * ((down * bm - m) * across / beside + (across * bn - n) * down / below)
     cached = (every * fetched - beyond) / (_CACHED if product.lines else _ACROSS) + beyond / _BEYOND
-    fetching = mine * (fetched - beyond / every) / _FETCHED
+    fetching = mine * (fetched + again * STAGED_BYTES - beyond / every) / _FETCHED
     hidden = math.hypot(*(one**2 for one in (loop, fetching, cached, operands))) ** 0.5
     storing = stored * bm * bn / (_STORED / _TURNED if product.turned else _STORED)
     if columns_of(bn) is not None:

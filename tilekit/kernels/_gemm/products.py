@@ -520,6 +520,7 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
                 summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
                 abreast=abreast_columns(_turned(a) if turned else b, precision) if modelled else (), turned=turned,
                 fetched=fetched, over=rounded and not deep,
+                ragged=(_ragged(b, 1), _ragged(a, 0)) if turned else (_ragged(a, 0), _ragged(b, 1)),
             )  # fmt: skip
 
         either = staged and epilogue is None and tile is None and not cpu
@@ -588,6 +589,11 @@ def _turned(x: Tensor) -> Tensor:
 
 def _padded(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
     return (1,) * (rank - len(shape)) + tuple(shape)
+
+
+def _ragged(x: Tensor, across: int) -> bool:
+    """Whether a matrix, or each of a stack, lies along this dimension of two, in rows that are no whole lines of the cache."""
+    return x.unit == len(x.shape) - 2 + across and not pitched(x, to=LINES)
 
 
 def _run(x: Tensor) -> int:

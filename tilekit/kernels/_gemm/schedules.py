@@ -125,7 +125,7 @@ def schedule_of(
     a: Tensor, shape: tuple[int, int, int, int], *, staged: bool, copied: bool, even: bool, cpu: bool, tf32: bool, beside: int,
     tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | str | None, summed: bool = False,
     abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True, clusters: bool = True, fetched: bool = False,
-    over: bool = False,
+    over: bool = False, ragged: tuple[bool, bool] = (False, False),
 ) -> Schedule:  # fmt: skip
     """The schedule for a product of shape `(batch, M, N, K)`.
 
@@ -147,11 +147,12 @@ def schedule_of(
             themselves do not.
         fetched: see `_staging.exact_in_stages`.
         over: whether tiles of the second operand are turned over on their way, whose columns tensor cores take as rows.
+        ragged: of each operand, whether it lies across K, in rows that are no whole lines of the cache.
     """
     check_warps(num_warps)
     return _schedule(
         shape, multiprocessors(a), a.itemsize, staged, copied, even, cpu, tf32, beside, tile, num_warps, splits, summed,
-        abreast, turned, lines, clusters, fetched, over,
+        abreast, turned, lines, clusters, fetched, over, ragged,
     )  # fmt: skip
 
 
@@ -160,7 +161,7 @@ def _schedule(
     shape: tuple[int, int, int, int], count: int, itemsize: int, staged: bool, copied: bool, even: bool, cpu: bool, tf32: bool,
     beside: int, tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | str | None, summed: bool = False,
     abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True, clusters: bool = True, fetched: bool = False,
-    over: bool = False,
+    over: bool = False, ragged: tuple[bool, bool] = (False, False),
 ) -> Schedule:  # fmt: skip
     batch, m, n, k = shape
     clocks = math.inf
@@ -183,7 +184,7 @@ def _schedule(
         bk = _few_depth(k * itemsize, _FEW_BYTES // (occupancy or 1)) // itemsize
         parts = splits or max(1, min(MOST_SPLITS, -(-k // bk), count // rows))
     elif staged:
-        product = Product(shape, count, itemsize, beside, summed, turned, lines, clusters, over)
+        product = Product(shape, count, itemsize, beside, summed, turned, lines, clusters, over, ragged)
         (bm, bn, warps, dealt, cluster), clocks = cheapest(product, splits, abreast)
         bk, parts = STAGED_BYTES // itemsize, dealt if isinstance(dealt, int) else "stream"
     elif itemsize == 4 and not tf32 and not copied:
