@@ -295,7 +295,7 @@ def test_gradients_of_norms_read_once(name, dtype, columns):
     op = getattr(kernels, name)(*[x] * (3 if name.startswith("add") else 2), w)
     op.consumed()
     first, second = op.parts()[0], op.parts()[-1]
-    if dtype == D and columns == 8192:  # too many sums for registers
+    if (1 << (columns - 1).bit_length()) * max(1, dtype.itemsize // 4) > 4096:  # too many sums for registers
         assert first.label == "kernel _norm_backward"
         return
     assert first.label == "kernel _norm_backward_staying"

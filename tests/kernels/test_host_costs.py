@@ -57,8 +57,8 @@ BUDGETS = {
     "softmax": (77, 1, 0),
     "l2_norm": (77, 1, 0),
     "swiglu_backward": (106, 1, 1),
-    "rms_norm_backward": (143, 2, 0),
-    "layer_norm_backward": (166, 2, 0),
+    "rms_norm_backward": (143, 3, 0),
+    "layer_norm_backward": (166, 3, 0),
 }
 
 

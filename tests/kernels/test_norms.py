@@ -95,8 +95,11 @@ def test_gradients_as_on_a_gpu(device, monkeypatch, rows, columns, launches, dty
 def test_blocks_that_stay_have_about_as_many_tiles_each(count, columns, dtype):
     x = api.meta((count, columns), dtype)
     dealt = _norm._staying(x, x, x)
-    if dtype == tk.float64 and columns == 8192:  # the sums of its columns take more registers than there are
+    if columns * max(1, dtype.itemsize // 4) > 4096:  # the sums of its columns take more registers than there are
         assert dealt is None
+        return
+    if dealt is None:  # of few rows the sums of all blocks would be much of what is read
+        assert 3 * count * dtype.itemsize < 8 * 8 * 132 * 6
         return
     tile = dealt.tile
     assert dealt.tiles == -(-count // tile.rows)

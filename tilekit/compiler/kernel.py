@@ -16,6 +16,7 @@ from tilekit._driver.report import Site
 from tilekit._driver.tensormaps import TensorMap
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, Config, choose_num_warps, choose_vec, elements
+from tilekit.compiler.target import WAITS
 from tilekit.errors import TilekitError
 
 __all__ = ["CompiledKernel", "choose_config", "disassemble", "param_format"]
@@ -129,10 +130,6 @@ _SCALAR_SLOTS = {
     "float32": "f4x", "float64": "d",
 }  # fmt: skip
 assert set(_SCALAR_SLOTS) == {d.name for d in dtypes.ALL}
-
-
-WAITS = "griddepcontrol.wait"
-"""What the PTX of a kernel has that waits for the launches before it by itself (see `nvidia.early_starts`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

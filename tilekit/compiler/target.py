@@ -13,7 +13,7 @@ from types import MappingProxyType
 from tilekit import dtypes
 from tilekit.dtypes import DType
 
-__all__ = ["STATIC_SHARED_BYTES", "TARGETS", "Target", "named", "numba_capability", "of"]
+__all__ = ["STATIC_SHARED_BYTES", "TARGETS", "WAITS", "Target", "named", "numba_capability", "of"]
 
 STATIC_SHARED_BYTES = 48 << 10
 """What a block of any GPU may have of static shared memory, that is in variables of the kernel's: ptxas refuses more."""
@@ -168,6 +168,9 @@ _RECORDS = (
     _with_tma((12, 1), ("", "a"), "", 48, 24, 100, mma_unpacks=False, setmaxnreg=False, multicast=False),
 )
 _BY_CAPABILITY = {record.capability: record for record in _RECORDS}
+
+WAITS = "griddepcontrol.wait"
+"""What the PTX of a kernel has that waits for the launch before it by itself (see `nvidia.early_starts`)."""
 
 TARGETS = MappingProxyType({name: record for record in _RECORDS for name in record.names})
 """By the name that code is compiled under.

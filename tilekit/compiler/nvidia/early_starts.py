@@ -16,7 +16,7 @@ from typing import Any
 from llvmlite import ir
 
 from tilekit.compiler.codegen.emit import asm
-from tilekit.compiler.kernel import WAITS
+from tilekit.compiler.target import WAITS
 
 __all__ = ["let_begin", "wait"]
 
