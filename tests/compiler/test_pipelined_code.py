@@ -1,5 +1,6 @@
 """The machine code of loops over `tk.pipelined`: who loads, how products follow each other, and why some load as they go."""
 
+import itertools
 import re
 from collections import Counter
 from pathlib import Path
@@ -295,6 +296,25 @@ def test_blocks_of_a_cluster_load_a_part_each(case):
     assert "LDL" not in calculating
     assert "STL" not in calculating
     assert products(compiled) == products(alone)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_what_has_a_ring_may_begin_early(target):
+    """It waits when its barriers are there, before anybody has a role; who loads as the loop goes pays for no wait."""
+    made = launch(gemm, (64, 64, 64), 4).compile(target=target)
+    assert made.starts_early == (target == "sm_90a")
+    if made.starts_early:
+        order = re.findall(r"griddepcontrol\.\w+|mbarrier\.init|bar\.sync|cp\.async\.bulk", made.ptx)
+        assert [what for what, _ in itertools.groupby(order)][:5] == [
+            "griddepcontrol.launch_dependents", "mbarrier.init", "bar.sync", "griddepcontrol.wait", "cp.async.bulk"
+        ]  # fmt: skip
+    loads = plain_copy(meta(64, 64).partition((64, 64)), meta(64, 64))
+    assert "griddepcontrol" not in loads.compile(target=target).ptx
+
+
+@tk.kernel
+def plain_copy(y: tk.Out, x: tk.In):
+    y.store(tk.load_tile_like(x, y))
 
 
 @pytest.mark.parametrize("cluster", [(8, 1), (2, 1)])

@@ -82,3 +82,13 @@ def test_batches_are_taken_as_they_lie(device, monkeypatch, name, shape, dealt):
         parts = op.parts()
         assert len(parts) <= 2 and all(isinstance(part, tk.KernelLaunch) for part in parts)
         np.testing.assert_array_equal(op.sync().numpy(), expected)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 32), (2, 3, 70000), (4, 70, 33)], ids=str)
+def test_sums_of_batches_are_normalized_without_copies(device, shape):
+    x, residual, weight = batches(shape), batches(shape), api.from_host(RNG.standard_normal(shape[-1]).astype(np.float32)).sync()
+    op = kernels.add_rms_norm(x, residual, weight)
+    assert op.parts()[0].label == "kernel _add"
+    expected = on_host(kernels.add_rms_norm(x.dup().sync(), residual.dup().sync(), weight).sync())
+    for result, right in zip(on_host(op.sync()), expected, strict=True):
+        np.testing.assert_allclose(result, right, rtol=1e-5, atol=1e-6)

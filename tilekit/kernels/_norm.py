@@ -35,9 +35,11 @@ from tilekit.kernels._host import (
     out_or_new,
     power,
     row_tile,
+    rows_in,
     rows_of,
     same_shape,
     shaped,
+    takes_batches,
     takes_rows,
 )
 from tilekit.ops import DeviceOp, Spec
@@ -71,6 +73,8 @@ _REGISTERS_16_BIT, _REGISTERS, _REGISTERS_LONG = 80, 96, 128
 _STAYING = (9, 0)  # the compute capability that these are for
 # What blocks add up of two weights, in float32, is so many times less than what they read and write.
 _SPARED = 8
+# Elements that a block adds up where the sums of two tensors are written first: of long rows, and of batches as they lie.
+_ADDED = 1024
 # So many elements are left to one block, which saves the launch that adds up what several have.
 _ONE_BLOCK = 4096
 
@@ -431,7 +435,7 @@ def rms_norm(x: Operand, weight: Operand, eps: float = 1e-6, *, out: Tensor | No
     return _forward("rms_norm", x, weight, None, eps, out)
 
 
-@takes_rows
+@takes_batches
 def add_rms_norm(x: Operand, residual: Operand, weight: Operand, eps: float = 1e-6) -> DeviceOp[tuple[Tensor, ...]]:
     """`x + residual`, and its rms_norm, in one pass over the memory.
 
@@ -447,18 +451,19 @@ def add_rms_norm(x: Operand, residual: Operand, weight: Operand, eps: float = 1e
     """
     check("add_rms_norm", x=x, residual=residual, weight=weight)
     same_shape("add_rms_norm", x=x, residual=residual)
-    rows, others, n = rows_of("add_rms_norm", x), rows_of("add_rms_norm", residual), x.shape[-1]
+    (rows, others), n = rows_in("add_rms_norm", x, residual), x.shape[-1]
     _check_weight("add_rms_norm", n, "weight", weight)
     tile, dtype = row_tile(rows, held=2), compute_dtype(x.dtype)
-    like = Spec(rows.shape, x.dtype)
+    like, batches = Spec(rows.shape, x.dtype), len(rows.shape) > 2
 
     def steps(new):
         h = new(like)
-        if tile.chunks == 1:
+        if tile.chunks == 1 and not batches:
             y = new(like)
             yield tile.launch(_add_rms_norm(tile.cut(y), tile.cut(h), rows, others, weight, _per(n), eps, dtype))
         else:
-            yield _add(h.partition((1, 1024)), rows, others, dtype)
+            columns = min(_ADDED, power(n))
+            yield _add(h.partition((*(1,) * batches, _ADDED // columns, columns)), rows, others, dtype)
             y = yield rms_norm(h, weight, eps)
         return shaped(y, x.shape), shaped(h, x.shape)
 

@@ -172,6 +172,8 @@ def _schedule(
         bm, bn, bk = tile
         # A warpgroup has 64 rows of two tiles next to each other, and all of their columns.
         warps = num_warps or max(1, min(8, bm * bn // 2048 if columns_of(bn) is None else bm // 16))
+        if num_warps is None and staged and bm >= _FEW_STAGED:
+            warps = max(4, warps)  # a warpgroup
         parts = splits or 1
     elif cpu:
         bm, bn, bk = (min(_CPU_TILE, power(extent)) for extent in (m, n, k))
