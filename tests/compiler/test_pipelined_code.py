@@ -300,8 +300,8 @@ def test_blocks_of_a_cluster_load_a_part_each(case):
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 def test_what_has_a_ring_may_begin_early(target):
-    """It waits when its barriers are there, before anybody has a role; who loads as the loop goes pays for no wait."""
-    made = launch(gemm, (64, 64, 64), 4).compile(target=target)
+    """If its blocks stay. It waits when its barriers are there, before anybody has a role; others pay for no wait."""
+    made = launch(persistent, (64, 64, 64), 4).compile(target=target)
     assert made.starts_early == (target == "sm_90a")
     if made.starts_early:
         order = re.findall(r"griddepcontrol\.\w+|mbarrier\.init|bar\.sync|cp\.async\.bulk", made.ptx)
@@ -309,7 +309,8 @@ def test_what_has_a_ring_may_begin_early(target):
             "griddepcontrol.launch_dependents", "mbarrier.init", "bar.sync", "griddepcontrol.wait", "cp.async.bulk"
         ]  # fmt: skip
     loads = plain_copy(meta(64, 64).partition((64, 64)), meta(64, 64))
-    assert "griddepcontrol" not in loads.compile(target=target).ptx
+    for other in (loads, launch(gemm, (64, 64, 64), 4)):
+        assert "griddepcontrol" not in other.compile(target=target).ptx
 
 
 @tk.kernel

@@ -355,7 +355,7 @@ def _assembled(
         if fold is not None:
             pass_the_grid(library.get_function(library._entry_name), fold)
         if pipelines is not None:
-            if current().target.early_starts:
+            if pipelines.early:
                 let_begin(library.get_function(library._entry_name))
             _run_together(library, pipelines.cluster)
             _pass_by_value(library, len(pipelines.maps))

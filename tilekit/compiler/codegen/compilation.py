@@ -109,6 +109,7 @@ class Pipelines:
         barriers: by ring, how far before its stages its barriers lie, as far as they were lowered; `barrier_bytes`: of all.
         maps: the tensor maps that the kernel gets, as far as it was lowered.
         cluster: how many blocks load some tiles together; 1 if none do. `clusters`: of mapped partitions, by their names.
+        early: whether launches may begin early (see `nvidia.early_starts`): its blocks stay, and visit the tiles of a partition.
         products: what warpgroups were asked for, and what was waited for, since the tiles of a turn were taken, as far as it was
             lowered.
         left: by ring, how many may be under way when a turn has ended.
@@ -148,6 +149,7 @@ class Pipelines:
         known = {name: ty.facts.cluster for name, (_, ty) in tensors.items()}
         self.clusters = {name: cluster for name, cluster in known.items() if cluster is not None}
         self.cluster = 1
+        self.early = target.early_starts and any(ty.facts.group is not None for _, ty in tensors.values())
         self.ring_bytes, self.copied, self.chosen, self.fewest = 0, False, dict[int, int](), MOST_STAGES
         self.summed = False
         self.barriers: dict[int, int] = {}

@@ -418,7 +418,7 @@ def ring(
                 asm(builder, "fence.mbarrier_init.release.cluster;", "~{memory}", _VOID, [], effect=True)
         if last:  # all rings begin before the threads have roles: they meet once
             asm(builder, "bar.sync 0;" if state.cluster == 1 else _MEET, "~{memory}", _VOID, [], convergent=True)
-            if state.target.early_starts:
+            if state.early:
                 early_starts.wait(builder)  # up to here nothing has touched what others write
         return base
 
