@@ -182,9 +182,9 @@ class Partition(NoOperators):
         Args:
             group: how many tiles a group has along each dimension. By default one, which makes the order row-major.
             cluster: how many tiles that lie beside each other, along each dimension, are visited by neighbouring blocks at the
-                same time: `(2, 1)` for two, one below the other. What `tk.pipelined` loads for all of them, or for all those along
-                one dimension, then comes once, where the GPU has clusters of blocks. Tiles are counted cluster by cluster. Where the tiles or the blocks do not divide
-                into clusters there are none.
+                same time: `(2, 1)` for two, one below the other. What `tk.pipelined` loads for all of them, or for all along one
+                dimension, then comes once, where the GPU has clusters of blocks. Tiles are counted cluster by cluster. Where the
+                tiles or the blocks do not divide into clusters there are none.
             num_blocks: the number of blocks. By default that of the device's multiprocessors; 4 on a CPU device, 1 for a meta
                 tensor.
 
