@@ -39,7 +39,7 @@ def product(c: tk.Out, a: tk.In, b: tk.In):
 
 def test_threads_that_load_have_what_decides_which_tiles_come():
     before, consumer, producer = ringed(product)
-    assert "tilekit__ring(0, 0, 0, 0, (2,), (0, 0), tiles, tiles.1)" in before
+    assert "tilekit__ring(0, 0, (0, 0), 0, (2,), (0, 0), tiles, tiles.1)" in before
     assert "consume ta, tb in (" in consumer
     assert "c.store(" in consumer
     assert "produce in (" in producer
@@ -149,7 +149,7 @@ def in_a_row(c: tk.Out, a: tk.In, b: tk.In):
 def test_loops_over_other_tiles_share_a_ring_if_they_have_many_turns():
     before, consumer, producer = ringed(in_a_row)
     assert before.count("tilekit__ring(") == 3
-    assert "tilekit__ring(0, 0, 0, 0, (2, 1), " in before
+    assert "tilekit__ring(0, 0, (0, 0, 0), 0, (2, 1), " in before
     assert "tilekit__ring(1, 0, 0, 0, (1,), " in before, "one turn: it needs a stage or two"
     assert "tilekit__ring(2, 2, 0, 0, (2,), " in before, "another number of stages is wanted"
     (other,) = re.findall(r"(\S+): function = tilekit__variant\(ring0, 1\)", before)
