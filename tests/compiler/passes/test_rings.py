@@ -150,8 +150,8 @@ def test_loops_over_other_tiles_share_a_ring_if_they_have_many_turns():
     before, consumer, producer = ringed(in_a_row)
     assert before.count("tilekit__ring(") == 3
     assert "tilekit__ring(0, 0, (0, 0, 0), 0, (2, 1), " in before
-    assert "tilekit__ring(1, 0, 0, 0, (1,), " in before, "one turn: it needs a stage or two"
-    assert "tilekit__ring(2, 2, 0, 0, (2,), " in before, "another number of stages is wanted"
+    assert "tilekit__ring(1, 0, (0,), 0, (1,), " in before, "one turn: it needs a stage or two"
+    assert "tilekit__ring(2, 2, (0, 0), 0, (2,), " in before, "another number of stages is wanted"
     (other,) = re.findall(r"(\S+): function = tilekit__variant\(ring0, 1\)", before)
     for part, word in ((consumer, "consume"), (producer, "produce")):
         assert re.findall(rf"{word} .*ring=([\w.]+)", part) == ["ring0", other, "ring1", "ring2"]
