@@ -372,7 +372,7 @@ def ring(
 
     def room(blocks: int) -> int:
         available = state.shared // blocks - _OWN_BYTES - RING_ALIGNMENT - BARRIER_ROOM - state.rooms - state.kept
-        available -= sum(state.chosen.values())
+        available -= sum(state.chosen.values()) + state.received
         return max(0, available // max(1, state.rings - len(state.chosen)) & -RING_ALIGNMENT)
 
     if known(stages):

@@ -56,7 +56,8 @@ def _cut(partition: Any) -> Any:
     """What decides which tiles of a mapped partition a block visits."""
     if not isinstance(partition, MappedPartition):
         return object()  # nothing is known of it
-    return partition.shape, partition.tile_shape, partition.group, partition.cluster, partition.num_blocks
+    visits = partition.cluster, partition.blocks_per_tile, partition.num_blocks
+    return partition.shape, partition.tile_shape, partition.group, *visits
 
 
 def _along(access: Access, tensors: Mapping[str, Any]) -> tuple[Along | None, ...] | None:
