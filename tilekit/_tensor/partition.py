@@ -323,7 +323,9 @@ class MappedPartition(Partition):
         if type(blocks) is not int or not 1 <= blocks <= _MOST_IN_CLUSTER:
             raise ValueError(f"blocks_per_tile is an int from 1 to {_MOST_IN_CLUSTER}, not {blocks!r}")
         if blocks > 1 and self.cluster is not None:
-            raise ValueError(f"blocks_per_tile is {blocks}, and cluster {self.cluster}: blocks share a tile, or visit several together")
+            raise ValueError(
+                f"blocks_per_tile is {blocks}, and cluster {self.cluster}: blocks share a tile, or visit several together"
+            )
         return blocks if self.num_blocks % blocks == 0 and math.prod(self.grid) * blocks <= self.num_blocks else 1
 
     def order(self) -> list[tuple[int, ...]]:

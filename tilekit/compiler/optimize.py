@@ -68,7 +68,8 @@ PASSES: tuple[Callable[[Region], object], ...] = (
     load_from_whole_tensors, end_turns_together, load_in_turns, join_first_turns, accumulate_products, unswitch_loops,
     roll_up_turns, mask_tiles, streams_from_loads, order_visits, stage_operands, fuse_exponentials, carry_scaled_maxima,
     eliminate_dead_code, add_up_by_parts, calculate_rows_first, rotate_products, gather_masks, split_by_masks,
-    eliminate_dead_code, share_turns, load_beside_products, spread_beside_products, read_as_operands, multiply_abreast, find_multiples,
+    eliminate_dead_code, share_turns, load_beside_products, spread_beside_products, read_as_operands, multiply_abreast,
+    find_multiples,
 )  # fmt: skip
 """In the order in which they run. Each rewrites a kernel in place, or finds something out; its module says when it is legal."""
 # For products by warpgroups: their results are not there at once, and their first operands may be in registers.

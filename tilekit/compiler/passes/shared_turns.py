@@ -24,7 +24,7 @@ from tilekit.compiler.frontend import intrinsics
 from tilekit.compiler.ir.effects import READS, effects
 from tilekit.compiler.ir.insertion import Insertion
 from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Region, Section, Value, definitions
-from tilekit.compiler.ir.products import accumulates, product_of
+from tilekit.compiler.ir.products import product_of
 from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.ir.types import ScalarType, TensorType, TileType, sampling
 from tilekit.compiler.passes.factors import is_view
@@ -81,17 +81,21 @@ def _refusal(loop: Operation, body: Region, defined: Mapping[Value, Operation]) 
         return _NOT_WHOLE
     (turn,) = loop.regions
     products = [operation for operation in turn.operations if not is_view(operation)]
-    ends = [operation.results[0] for operation in products]
-    if turn.exit != "yield" or not all(map(accumulates, products)) or ends != turn.operands:
+    if turn.exit != "yield" or [one.results[0] for one in products] != turn.operands:
         return _NOT_PRODUCTS
-    for product, total in zip(products, loop.carried, strict=True):
-        factors = [factor for factor in (product_of(product).a, product_of(product).b)]  # type: ignore[union-attr]
-        small = isinstance(total.type, TileType) and total.type.dtype.itemsize == _SUM_BYTES
-        if product_of(product).total is not total or not small or any(f in loop.carried for f in factors):  # type: ignore[union-attr]
-            return _NOT_PRODUCTS
+    if not all(_adds_to(product, total, loop) for product, total in zip(products, loop.carried, strict=True)):
+        return _NOT_PRODUCTS
     if not all(_is_zeros(operand, defined) for operand in loop.initial):
         return _NOT_FROM_ZERO
     return None
+
+
+def _adds_to(operation: Operation, total: Value, loop: Operation) -> bool:
+    """Whether an operation of a loop's turn is a product of tiles that turns do not hand on, added to a sum of theirs."""
+    product = product_of(operation)
+    if product is None or product.total is not total or not isinstance(total.type, TileType):
+        return False
+    return total.type.dtype.itemsize == _SUM_BYTES and not {product.a, product.b} & set(loop.carried)
 
 
 def _streams(loop: Operation) -> list[Operand]:
@@ -127,9 +131,7 @@ def _everybody(kernel: Region, tiles: Operation) -> Value:
     return result
 
 
-def _shared(
-    loop: Operation, body: Region, blocks: int, first: int, defined: Mapping[Value, Operation]
-) -> list[Operation]:
+def _shared(loop: Operation, body: Region, blocks: int, first: int, defined: Mapping[Value, Operation]) -> list[Operation]:
     """What a body does whose loop is shared by so many blocks; the numbers of its sums begin at `first`."""
     at = body.operations.index(loop)
     before, behind = body.operations[:at], body.operations[at + 1 :]
@@ -142,8 +144,10 @@ def _shared(
     rows = [_part(row, begin, end, new, defined) for row in _streams(loop)]
     loop.operands[: len(rows)] = rows
     sums = [Value(result.name, result.type) for result in loop.results]
-    numbers = [[Constant(first + n), Constant(blocks), result] for n, result in enumerate(loop.results)]
-    added = [_call(loop, intrinsics.sum_of_blocks, [*each], total) for each, total in zip(numbers, sums, strict=True)]
+    added = [
+        _call(loop, intrinsics.sum_of_blocks, [Constant(first + n), Constant(blocks), result], total)
+        for n, (result, total) in enumerate(zip(loop.results, sums, strict=True))
+    ]
     rest = Region([], behind)
     rest.replace(dict(zip(loop.results, sums, strict=True)))
     is_first = Value("t", ScalarType(bool))

@@ -16,7 +16,7 @@ from tilekit._tensor.tensor import Tensor
 from tilekit.errors import CompileError
 from tilekit.kernels._gemm.abreast import columns_of
 from tilekit.kernels._gemm.exact import FEW_STEPS, exact_way, fits_stages, staged_blocks
-from tilekit.kernels._gemm.model import CLUSTER, LARGE, MOST_SPLITS, STAGED_BYTES, Product, cheapest, held, together
+from tilekit.kernels._gemm.model import CLUSTER, FEW_ROWS, LARGE, MOST_SPLITS, Product, cheapest, held, together
 from tilekit.kernels._gemm.stream_k import StreamK, stream_k
 from tilekit.kernels._host import check_choice, multiprocessors, power
 from tilekit.lang.matmul import PRECISIONS, accumulator_dtype
@@ -26,9 +26,7 @@ __all__ = [
     "FEW_ROWS", "Schedule", "check_tile", "result_dtype", "schedule_of", "sum_dtype",
 ]  # fmt: skip
 
-# Of a product with so few rows, the transpose is taken, with so many of its rows (see `products`) in a tile.
-FEW_ROWS = 32
-_FEW_STAGED, _FEW_BYTES = 64, 512  # rows, and bytes along K: as many blocks as there are, each with much on its way to it
+_WARPGROUP_ROWS = 64
 # Tiles for 16-bit operands in stages of shared memory on GPUs without products by warpgroups: a warp multiplies 64 x 32.
 _COPIED = (128, 128, 64, 8, None)
 # Tiles that are loaded as the loop goes, by the operands' dtype: rows, columns, depth, warps, and the blocks of a multiprocessor.
@@ -38,7 +36,6 @@ _LOADED = {
     8: (64, 64, 16, 8, None),
 }
 _LOADED_TF32 = (128, 128, 32, 8, None)
-_EIGHTH = 8  # of the bytes of few rows that may be zeros beyond their end
 _LEAST = 16  # rows, columns and depth of a tile of tensor cores
 _CPU_TILE = 256
 # Tiles that are near each other use the same operands while these are in the cache.
@@ -57,6 +54,7 @@ class Schedule(NamedTuple):
         stream: how the last tiles are dealt out, if not whole.
         clocks: that it takes by the model; infinity where there is none.
         cluster: how many blocks, below and next to each other, load tiles together; None leaves it to the size of tiles.
+        sharing: how many blocks share the turns of each tile.
     """
 
     rows: int
@@ -70,6 +68,7 @@ class Schedule(NamedTuple):
     stream: StreamK | None = None
     clocks: float = math.inf
     cluster: tuple[int, int] | None = None
+    sharing: int = 1
 
     @property
     def abreast(self) -> tuple[int, int] | None:
@@ -93,6 +92,7 @@ class Schedule(NamedTuple):
             group=(*batch, _GROUP, _GROUP),
             num_blocks=self.blocks,
             cluster=None if cluster is None else (*batch, *cluster),
+            blocks_per_tile=self.sharing,
         )
 
 
@@ -125,7 +125,7 @@ def schedule_of(
     a: Tensor, shape: tuple[int, int, int, int], *, staged: bool, copied: bool, even: bool, cpu: bool, tf32: bool, beside: int,
     tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | str | None, summed: bool = False,
     abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True, clusters: bool = True, fetched: bool = False,
-    over: bool = False, ragged: tuple[bool, bool] = (False, False),
+    over: bool = False, ragged: tuple[bool, bool] = (False, False), across: tuple[bool, bool] = (False, False),
 ) -> Schedule:  # fmt: skip
     """The schedule for a product of shape `(batch, M, N, K)`.
 
@@ -148,11 +148,12 @@ def schedule_of(
         fetched: see `_staging.exact_in_stages`.
         over: whether tiles of the second operand are turned over on their way, whose columns tensor cores take as rows.
         ragged: of each operand, whether it lies across K, in rows that are no whole lines of the cache.
+        across: of each, whether it lies across K.
     """
     check_warps(num_warps)
     return _schedule(
         shape, multiprocessors(a), a.itemsize, staged, copied, even, cpu, tf32, beside, tile, num_warps, splits, summed,
-        abreast, turned, lines, clusters, fetched, over, ragged,
+        abreast, turned, lines, clusters, fetched, over, ragged, across,
     )  # fmt: skip
 
 
@@ -161,34 +162,30 @@ def _schedule(
     shape: tuple[int, int, int, int], count: int, itemsize: int, staged: bool, copied: bool, even: bool, cpu: bool, tf32: bool,
     beside: int, tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | str | None, summed: bool = False,
     abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True, clusters: bool = True, fetched: bool = False,
-    over: bool = False, ragged: tuple[bool, bool] = (False, False),
+    over: bool = False, ragged: tuple[bool, bool] = (False, False), across: tuple[bool, bool] = (False, False),
 ) -> Schedule:  # fmt: skip
     batch, m, n, k = shape
     clocks = math.inf
     occupancy: int | None = None
     cluster: tuple[int, int] | None = None
+    sharing = 1
     parts: int | str
     if tile is not None:
         bm, bn, bk = tile
         # A warpgroup has 64 rows of two tiles next to each other, and all of their columns.
         warps = num_warps or max(1, min(8, bm * bn // 2048 if columns_of(bn) is None else bm // 16))
-        if num_warps is None and staged and bm >= _FEW_STAGED:
+        if num_warps is None and staged and bm >= _WARPGROUP_ROWS:
             warps = max(4, warps)  # a warpgroup
         parts = splits or 1
     elif cpu:
         bm, bn, bk = (min(_CPU_TILE, power(extent)) for extent in (m, n, k))
         warps, parts = 1, splits or 1
-    elif staged and n <= FEW_ROWS < m:
-        bm, bn, warps = _FEW_STAGED, max(_LEAST, power(n)), 4
-        rows = max(1, batch * -(-m // bm))
-        if rows > count:
-            occupancy = held(1, warps)  # else one block had all of the shared memory, and others waited until it was through
-        bk = _few_depth(k * itemsize, _FEW_BYTES // (occupancy or 1)) // itemsize
-        parts = splits or max(1, min(MOST_SPLITS, -(-k // bk), count // rows))
     elif staged:
-        product = Product(shape, count, itemsize, beside, summed, turned, lines, clusters, over, ragged)
-        (bm, bn, warps, dealt, cluster), clocks = cheapest(product, splits, abreast)
-        bk, parts = STAGED_BYTES // itemsize, dealt if isinstance(dealt, int) else "stream"
+        product = Product(shape, count, itemsize, beside, summed, turned, lines, clusters, over, ragged, across)
+        (bm, bn, warps, dealt, cluster, sharing, depth), clocks = cheapest(product, splits, abreast)
+        bk, parts = depth // itemsize, dealt if isinstance(dealt, int) else "stream"
+        if n <= FEW_ROWS and warps < 8 and batch * -(-m // bm) > count:
+            occupancy = held(1, warps)  # else one block had all of the shared memory, and others waited until it was through
     elif itemsize == 4 and not tf32 and not copied:
         fixed = splits if isinstance(splits, int) else 1 if splits else None
         way = exact_way(shape, count, beside=beside, even=even, fetched=fetched, splits=fixed)
@@ -216,19 +213,13 @@ def _schedule(
         stream, parts = stream_k(-(-m // bm), -(-n // bn), steps, places), 1
     share = -(-steps // min(parts, steps))
     parts = -(-steps // share)  # so many have some
-    tiles = max(1, batch * -(-m // bm) * -(-n // bn) * parts)
+    tiles = max(1, batch * -(-m // bm) * -(-n // bn) * parts * sharing)
     if stream is not None:
         tiles = max(1, stream.top * stream.columns)
     elif staged and tiles <= count < places:
         occupancy = 1  # all of the shared memory is for the stages of one block
-    return Schedule(bm, bn, bk, parts, share, min(tiles, places) if ahead else tiles, warps, occupancy, stream, clocks, cluster)
-
-
-def _few_depth(nbytes: int, most: int) -> int:
-    """The bytes of a tile along K, of `nbytes`: the most of those with which the fewest zeros are loaded beyond its end."""
-    depths = [most >> n for n in range(most.bit_length()) if most >> n >= STAGED_BYTES]
-    least = min(-(-nbytes // depth) * depth for depth in depths)
-    return next(depth for depth in depths if _EIGHTH * (-(-nbytes // depth) * depth - least) <= least)
+    blocks = min(tiles, places) if ahead else tiles
+    return Schedule(bm, bn, bk, parts, share, blocks, warps, occupancy, stream, clocks, cluster, sharing)
 
 
 def _smaller(shape: tuple[int, int, int, int], count: int, tile: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
