@@ -30,9 +30,10 @@ _PRODUCTS, _WAITING, _ASKING = 4300, 90, 0.5
 _COMING, _STAGES, _STAGES_ALONE, _ROOM = 570, 4, 8, 224 << 10
 # Bytes that come from the L2 cache in a clock, to a multiprocessor and to all of them: fewer where rows lie across its lines.
 _FETCHED, _CACHED, _ACROSS = 80, 7500, 6000
-# So many times as much for those of tiles that lie across K, in rows of 128 bytes that are parts of two lines each: 744 x 256 x
-# 2480 takes 8.4 us with `a` along K, and 11 with its transpose, or 8.6 where two blocks load that together.
-_TWO_LINES = 1.8
+# So many times as much where rows of 128 bytes are parts of two lines each, of operands across K, and of others: 744 x 256 x 2480
+# takes 8.4 us with `a` along K, and 11 with its transpose, or 8.6 where two blocks load that together; 1000 x 1000 x 1000 9.8, and
+# 8.2 where two do.
+_TWO_LINES, _SHIFTED = 1.8, 1.4
 # For each column of a tile of `b` that is turned over in a step, which the next product waits for.
 _TURNING = 1.7
 # Rows that a tile has beyond a matrix are zeros, and take longer: with tiles of 128 x 128, 256 x 8192 x 8192 takes 50 us, and
@@ -248,7 +249,11 @@ def clocks(product: Product, way: Way) -> float:
     once = not isinstance(parts, StreamK) and tiles * parts * sharing <= count
     alone = each == 1 or once
     ragged_of = product.ragged if once and _cached(product) else (False, False)
-    again = sum(n * (_TWO_LINES - 1) for n, ragged in zip((mine_of_a, mine_of_b), ragged_of, strict=True) if ragged)
+    again = sum(
+        size * ((_TWO_LINES if across else _SHIFTED) - 1)
+        for size, ragged, across in zip((mine_of_a, mine_of_b), ragged_of, product.across, strict=True)
+        if ragged
+    )
     stages = max(2, min(_STAGES_ALONE if alone else _STAGES, (_ROOM - _received(way)) // ((bm + bn) * depth)))
     waiting = (_WAITING + _COMING / (stages - 1)) / deep
 
@@ -277,7 +282,7 @@ def clocks(product: Product, way: Way) -> float:
         after = _NEXT + 8 * batch * m * n * parts / _MEMORY if parts > 1 else 0  # they are written, and read
         after += _SHARING * sharing + _received(way) / _SENT if sharing > 1 else 0
     # Of few rows, those of the other operand that lie across lines of the cache are read the better the longer they are.
-    longer = 1 + _LINE / (bm * product.itemsize) if product.ragged[0] and n <= FEW_ROWS else 1
+    longer = 1 + _LINE / (bm * product.itemsize) if product.ragged[0] and product.across[0] and n <= FEW_ROWS else 1
     operands = product.itemsize * batch * (m * k * longer + k * n) / _MEMORY
     beyond = batch * steps * STAGED_BYTES * ((down * bm - m) * across / beside + (across * bn - n) * down / below)
     cached = (every * fetched - beyond) / (_CACHED if product.lines else _ACROSS) + beyond / _BEYOND

@@ -522,7 +522,7 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
                 summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
                 abreast=abreast_columns(_turned(a) if turned else b, precision) if modelled else (), turned=turned,
                 fetched=fetched, over=rounded and not deep,
-                ragged=(_ragged(b, 1), _ragged(a, 0)) if turned else (_ragged(a, 0), _ragged(b, 1)),
+                ragged=tuple(not pitched(x, to=LINES) for x in ((b, a) if turned else (a, b))),
                 across=(_across(b, 1), _across(a, 0)) if turned else (_across(a, 0), _across(b, 1)),
             )  # fmt: skip
 
@@ -597,11 +597,6 @@ def _padded(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
 def _across(x: Tensor, dimension: int) -> bool:
     """Whether a matrix, or each of a stack, lies along this dimension of two."""
     return x.unit == len(x.shape) - 2 + dimension
-
-
-def _ragged(x: Tensor, dimension: int) -> bool:
-    """The same, in rows that are no whole lines of the cache."""
-    return _across(x, dimension) and not pitched(x, to=LINES)
 
 
 def _run(x: Tensor) -> int:

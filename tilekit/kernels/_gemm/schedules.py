@@ -147,7 +147,7 @@ def schedule_of(
             themselves do not.
         fetched: see `_staging.exact_in_stages`.
         over: whether tiles of the second operand are turned over on their way, whose columns tensor cores take as rows.
-        ragged: of each operand, whether it lies across K, in rows that are no whole lines of the cache.
+        ragged: of each operand, whether its rows, or columns, are no whole lines of the cache.
         across: of each, whether it lies across K.
     """
     check_warps(num_warps)
