@@ -218,6 +218,30 @@ def test_batches_choose_among_the_same_tiles(shape, tile):
     assert chosen(api.meta((batch, m, k), tk.bfloat16), b) == tile
 
 
+@pytest.mark.parametrize(
+    ("dtype", "layout", "shape", "tile"),
+    [
+        (tk.bfloat16, "TN", (7576, 272, 1576), (128, 144)),
+        (tk.float8_e4m3fn, "NT", (12601, 144, 1456), (128, 144)),
+        (tk.float8_e4m3fn, "NT", (432, 4888, 2032), (128, 144)),  # of the transpose
+    ],
+    ids=str,
+)
+def test_sides_of_a_tile_and_a_bit_are_no_two_tiles(dtype, layout, shape, tile):
+    """Wherever K lies, and of short sums."""
+    launch = way(*shape, layout, dtype=dtype).parts()[0]
+    launch.consumed()
+    generics = dict(launch._options.generics)
+    assert (generics["BM"], generics["BN"] + generics.get("BE", 0)) == tile
+
+
+def test_columns_that_come_in_panels_take_as_long_to_load_as_whole_ones():
+    products = [of(4096, 1440, 8192, across=(False, across)) for across in (False, True)]
+    deep, wide = ([model.clocks(product, model.Way(128, n, 8)) for n in (144, 192)] for product in products)
+    assert deep[0] < wide[0]
+    assert deep[1] == wide[1]
+
+
 def test_groups_choose_among_the_same_tiles():
     b = api.meta((1, 344, 9944), tk.float16).permute(0, 2, 1)
     op = kernels.grouped_gemm(api.meta((16152, 9944), tk.float16), b, api.meta((1,), tk.int32))

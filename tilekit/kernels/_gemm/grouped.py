@@ -154,7 +154,7 @@ def grouped_gemm(
             a, (some, max(1, -(-total // some)), max(1, n), max(1, k)), staged=staged, copied=copied, even=aligned(a, b),
             lines=pitched(a, b, to=LINES), cpu=on_cpu(a), tf32=rounded, beside=0, tile=tile, num_warps=num_warps,
             over=rounded and b.unit != 1, splits=splits, summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
-            abreast=abreast_columns(b, precision) if num_warps is None else (), clusters=False,
+            abreast=abreast_columns(b) if num_warps is None else (), clusters=False,
         )  # fmt: skip
         return schedule, staged or copied
 

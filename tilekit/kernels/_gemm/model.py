@@ -239,22 +239,21 @@ def clocks(product: Product, way: Way) -> float:
     rows = parts.top if isinstance(parts, StreamK) else down
     visiting = product.clusters and together(bm, bn, warps) and tiles > held(count, warps) and rows % CLUSTER[0] == 0
     below, beside = cluster or (CLUSTER if visiting and columns_of(bn) is None else (1, 1))
-    # Of what lies across K, short rows take as long as longer ones.
-    wide = STAGED_BYTES // product.itemsize
-    mine_of_a, mine_of_b = (
-        (max(size, wide) if across else size) / blocks
-        for size, blocks, across in zip((bm, bn), (beside, below), product.across, strict=True)
-    )
+    # Of what lies across K, short rows take as long as longer ones: it comes in panels.
+    panels = [STAGED_BYTES // product.itemsize if across else 1 for across in product.across]
+    high, wide = (-(-size // panel) * panel for size, panel in zip((bm, bn), panels, strict=True))
+    mine_of_a, mine_of_b = high / beside, wide / below
+    room = bn if columns_of(bn) is None else wide  # columns of a stage: the second of two tiles has panels like the first's
     fetched = (mine_of_a + mine_of_b) * STAGED_BYTES
     once = not isinstance(parts, StreamK) and tiles * parts * sharing <= count
     alone = each == 1 or once
     ragged_of = product.ragged if once and _cached(product) else (False, False)
     again = sum(
-        size * ((_TWO_LINES if across else _SHIFTED) - 1)
-        for size, ragged, across in zip((mine_of_a, mine_of_b), ragged_of, product.across, strict=True)
+        size * ((_TWO_LINES if lies else _SHIFTED) - 1)
+        for size, ragged, lies in zip((mine_of_a, mine_of_b), ragged_of, product.across, strict=True)
         if ragged
     )
-    stages = max(2, min(_STAGES_ALONE if alone else _STAGES, (_ROOM - _received(way)) // ((bm + bn) * depth)))
+    stages = max(2, min(_STAGES_ALONE if alone else _STAGES, (_ROOM - _received(way)) // ((bm + room) * depth)))
     waiting = (_WAITING + _COMING / (stages - 1)) / deep
 
     def step(blocks: int) -> float:
@@ -284,7 +283,8 @@ def clocks(product: Product, way: Way) -> float:
     # Of few rows, those of the other operand that lie across lines of the cache are read the better the longer they are.
     longer = 1 + _LINE / (bm * product.itemsize) if product.ragged[0] and product.across[0] and n <= FEW_ROWS else 1
     operands = product.itemsize * batch * (m * k * longer + k * n) / _MEMORY
-    beyond = batch * steps * STAGED_BYTES * ((down * bm - m) * across / beside + (across * bn - n) * down / below)
+    more = max(0, (across - 1) * bn + room - n)  # columns that are loaded beyond the operand
+    beyond = batch * steps * STAGED_BYTES * ((down * bm - m) * across / beside + more * down / below)
     cached = (every * fetched - beyond) / (_CACHED if product.lines else _ACROSS) + beyond / _BEYOND
     fetching = mine * (fetched + again * STAGED_BYTES - beyond / every) / _FETCHED
     hidden = math.hypot(*(one**2 for one in (loop, fetching, cached, operands))) ** 0.5

@@ -303,7 +303,7 @@ def gemm(
         precision: as for `tk.mma`: "tf32" lets tensor cores multiply float32; "fast" leaves sums of 8-bit floats to them.
         out: where the result goes, `c` itself for one; by default a new tensor.
         tile: `(BM, BN, BK)`, powers of two, instead of the tile that the sizes suggest. `BN` may be the sum of two (96, 160, 192)
-            unless splits is "stream"; it is fast where K is contiguous in `b`, or both have 16 bits and are multiples of 64.
+            unless splits is "stream"; it is fast where K is contiguous in `b`, or its elements have 16 bits.
         num_warps: of a block, instead of those that the tile suggests.
         splits: into how many parts sums are split, instead of as many as keep all multiprocessors busy; or "stream", which deals
             the steps along K of the last tiles, too few for all multiprocessors, out to these (stream-K); not for batches.
@@ -520,7 +520,7 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
                 even=aligned(a, b), cpu=cpu, lines=pitched(a, b, to=LINES), tf32=rounded,
                 beside=beside, tile=tile, num_warps=num_warps, splits=splits,
                 summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
-                abreast=abreast_columns(_turned(a) if turned else b, precision) if modelled else (), turned=turned,
+                abreast=abreast_columns(_turned(a) if turned else b) if modelled else (), turned=turned,
                 fetched=fetched, over=rounded and not deep,
                 ragged=tuple(not pitched(x, to=LINES) for x in ((b, a) if turned else (a, b))),
                 across=(_across(b, 1), _across(a, 0)) if turned else (_across(a, 0), _across(b, 1)),
