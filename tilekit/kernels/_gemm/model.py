@@ -30,8 +30,8 @@ _PRODUCTS, _WAITING, _ASKING = 4300, 90, 0.5
 _COMING, _STAGES, _STAGES_ALONE, _ROOM = 570, 4, 8, 224 << 10
 # Bytes that come from the L2 cache in a clock, to a multiprocessor and to all of them: fewer where rows lie across its lines.
 _FETCHED, _CACHED, _ACROSS = 80, 7500, 6000
-# So many times as much where rows of 128 bytes are parts of two lines each, of operands across K, and of others: 744 x 256 x 2480
-# takes 8.4 us with `a` along K, and 11 with its transpose, or 8.6 where two blocks load that together; 1000 x 1000 x 1000 9.8, and
+# So many times as much where rows of 128 bytes are parts of two lines each, of operands across K, and of others: 744 x 256 x
+# 2480 takes 8.4 us with `a` along K, and 11 with its transpose, or 8.6 where two blocks load that; 1000 x 1000 x 1000 9.8, and
 # 8.2 where two do.
 _TWO_LINES, _SHIFTED = 1.8, 1.4
 # For each column of a tile of `b` that is turned over in a step, which the next product waits for.
