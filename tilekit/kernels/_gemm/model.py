@@ -286,7 +286,7 @@ def clocks(product: Product, way: Way) -> float:
     more = max(0, (across - 1) * bn + room - n)  # columns that are loaded beyond the operand
     beyond = batch * steps * STAGED_BYTES * ((down * bm - m) * across / beside + more * down / below)
     cached = (every * fetched - beyond) / (_CACHED if product.lines else _ACROSS) + beyond / _BEYOND
-    fetching = mine * (fetched + again * STAGED_BYTES - beyond / every) / _FETCHED
+    fetching = mine * (fetched + again * STAGED_BYTES) / _FETCHED
     hidden = math.hypot(*(one**2 for one in (loop, fetching, cached, operands))) ** 0.5
     storing = stored * bm * bn / (_STORED / _TURNED if product.turned else _STORED)
     if columns_of(bn) is not None:
