@@ -328,6 +328,23 @@ def test_results_whose_rows_begin_at_8_bytes_fill_sectors(dtype, n, bits):
     assert (stored.bits, stored.coalesced) == (bits, 1)
 
 
+@pytest.mark.parametrize("n", [1034, 1036, 1267], ids=["8_bytes", "16_bytes", "4_bytes"])
+def test_results_of_tensor_cores_are_stored_two_sectors_of_a_row_at_a_time(n):
+    """A warp has 32 bytes of each of eight rows: where rows begin between two sectors, these would be parts of both."""
+    a, b = api.meta((700, 64), tk.float32), api.meta((n, 64), tk.float32).T
+    op = kernels.gemm(a, b, precision="tf32", tile=(128, 128, 32))
+    op.consumed()
+    (launch,) = op.parts()
+    launch.consumed()
+    compiled = launch.compile(target="sm_90a")
+    assert compiled.local_bytes == 0 and "HGMMA" in compiled.sass
+    width = {"STG.E": 1, "STG.E.64": 2, "STG.E.128": 4}
+    (stored,) = {width[name] for name in re.findall(r"\bSTG[.\w]*", compiled.sass)}
+    bits = [line for line in str(launch.explain("sm_90a")).splitlines() if " store " in line]
+    assert stored == math.gcd(n, 4) and len(bits) == 1
+    assert "SHFL.BFLY" in compiled.sass and "STS" not in compiled.sass
+
+
 def test_rows_of_exact_float32_that_are_spared():
     """Tiles of 32 rows, where those of 64 would have nearly as many beyond the product; else none."""
     sizes = {m: {way[:2] for way in exact._cut(m, 9017, 0, False)} for m in (66, 90, 1000)}
