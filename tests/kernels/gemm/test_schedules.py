@@ -345,6 +345,25 @@ def test_results_of_tensor_cores_are_stored_two_sectors_of_a_row_at_a_time(n):
     assert "SHFL.BFLY" in compiled.sass and "STS" not in compiled.sass
 
 
+def test_parts_of_little_work_are_short():
+    """Blocks that wait for few steps each, and one more launch, where whole sums would leave most multiprocessors idle."""
+    way = exact.exact_way((1, 96, 440, 272), MULTIPROCESSORS, beside=0, even=True, fetched=True, splits=None)
+    blocks = -(-96 // way.rows) * -(-440 // way.columns) * way.parts
+    assert way.parts > 1 and MULTIPROCESSORS * 0.9 < blocks <= MULTIPROCESSORS
+
+
+def test_blocks_of_exact_float32_that_are_loaded_have_room():
+    """No more of them than a multiprocessor has registers for, by the model, and about as many."""
+    for m, n, tile, warps in ((96, 440, (32, 32, 32), 4), (96, 440, (64, 32, 32), 2), (1000, 1000, (64, 64, 16), 4)):
+        (room,) = {way.room for way in exact._cut(m, n, 0, True) if way[:4] == (*tile, warps)}
+        op = kernels.gemm(api.meta((m, 272), tk.float32), api.meta((n, 272), tk.float32).T, tile=tile, num_warps=warps)
+        op.consumed()
+        (launch,) = op.parts()
+        launch.consumed()
+        fits = launch.explain("sm_90a").blocks_per_multiprocessor
+        assert room <= fits <= 1.5 * room
+
+
 def test_rows_of_exact_float32_that_are_spared():
     """Tiles of 32 rows, where those of 64 would have nearly as many beyond the product; else none."""
     sizes = {m: {way[:2] for way in exact._cut(m, 9017, 0, False)} for m in (66, 90, 1000)}
@@ -385,7 +404,8 @@ def test_other_warps_than_the_model_has_in_mind_get_one_tile():
         ((2176, 2048, 500), (64, 128), 4),  # 272 tiles of 128 x 128 would take a third round for 8 of them
         ((271, 14987, 15583), (64, 128), 4),
         ((512, 1024, 512), (64, 128), 4),  # in parts: of whole sums a multiprocessor would have one block of small tiles
-        ((20, 4096, 512), (32, 64), 4),
+        ((20, 4096, 512), (32, 128), 4),
+        ((96, 440, 272), (32, 32), 4),  # of larger ones, and parts of the sum, a fifth of the multiprocessors would have one
         ((6, 5, 7), (16, 16), 1),
     ],
     ids=str,
