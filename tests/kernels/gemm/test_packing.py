@@ -166,6 +166,26 @@ def test_what_is_packed():
     assert "_pack" not in names(kernels.gemm(m(999, 999, dtype=tk.float32), m(999, 999, dtype=tk.float32)))
 
 
+def test_large_operands_are_not_turned_over_by_those_that_multiply():
+    """To copy one costs its bytes, once; to turn each of its tiles over as often as it is loaded costs more, if sums are long and
+    the other side is, too."""
+
+    def packed(a, b):
+        return names(kernels.gemm(a, b, precision="tf32"))[0] == "_pack"
+
+    wide, small = m(8192, 16384, dtype=tk.float32), m(700, 1024, dtype=tk.float32)
+    assert packed(wide, m(16384, 2048, dtype=tk.float32))
+    assert not packed(wide, m(2048, 16384, dtype=tk.float32).T)
+    assert not packed(small, m(1024, 2048, dtype=tk.float32))
+    assert not packed(m(45, 1856, 296, dtype=tk.float32), m(45, 296, 4168, dtype=tk.float32))
+
+
+def test_what_is_little_beside_the_result_is_not_packed():
+    """Rows of two elements, and a result of 216 MB: blocks whose tiles come as they go store it as fast."""
+    a, b = m(4, 10679, 2, dtype=tk.float32), m(4, 2, 1267, dtype=tk.float32)
+    assert names(kernels.gemm(a, b, precision="tf32")) == ["batched_gemm"]
+
+
 def test_tiles_of_short_rows_have_several_steps():
     """What threads have of sums is added up once for all of them; unless there are too few tiles, or it is for whole warps."""
     short, few, wide = (vectors_of(batch, 1, 2213, 91, True, run, 132) for batch, run in ((32, 1), (1, 1), (32, 2)))
