@@ -373,9 +373,8 @@ def test_rows_of_exact_float32_that_are_spared():
 
 def test_clusters_are_as_the_schedule_says():
     chosen = schedules.schedule_of(
-        api.meta((75, 8192), tk.bfloat16), (1, 75, 10240, 8192), staged=True, copied=False, even=True, cpu=False, tf32=False,
-        beside=0, tile=None, num_warps=None, splits=None,
-    )  # fmt: skip
+        of(75, 10240, 8192), staged=True, copied=False, even=True, cpu=False, tf32=False, tile=None, num_warps=None, splits=None
+    )
     assert chosen.cluster == (1, 4)
     assert chosen.mapped(api.meta((75, 10240), tk.bfloat16)).cluster == (1, 4)
     assert chosen.mapped(api.meta((3, 75, 10240), tk.bfloat16)).cluster == (1, 1, 4)

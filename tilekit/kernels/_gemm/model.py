@@ -78,13 +78,21 @@ _CLUSTERS, _TOGETHER, _FITTING = ((2, 1), (1, 2), (4, 1), (1, 4), (2, 2)), 1.02,
 
 
 class Product(NamedTuple):
-    """A product whose operands come to stages of shared memory.
+    """A product.
 
     Attributes:
         shape: `(batch, M, N, K)`.
         count: of multiprocessors.
         itemsize: of the operands.
-        beside, summed, turned, lines, clusters, over, ragged, across: see `schedules.schedule_of`.
+        beside: the bytes of an element of all matrices that the epilogue takes.
+        summed: whether short sums of 8-bit floats are added up in float32 (see `tk.mma`).
+        turned: whether it is the transpose that is stored, whose rows go across what a warp has.
+        lines: whether rows, or columns, of the operands are whole lines of the cache, of 128 bytes.
+        clusters: whether blocks may load tiles together, and have shares of one, which those of kernels that find their tiles by
+            themselves do not.
+        over: whether tiles of the second operand are turned over on their way, whose columns tensor cores take as rows.
+        ragged: of each operand, whether its rows, or columns, are no whole lines of the cache.
+        across: of each, whether it lies across K.
     """
 
     shape: tuple[int, int, int, int]

@@ -20,6 +20,7 @@ from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._gemm.abreast import abreast_columns, parts_abreast, place_of, store_left, store_right, sums_abreast
 from tilekit.kernels._gemm.exact import FEW_STEPS, fits_stages
+from tilekit.kernels._gemm.model import Product
 from tilekit.kernels._gemm.packing import AS_THEY_LIE, Packing, best_packing, packed
 from tilekit.kernels._gemm.schedules import (
     FEW_ROWS,
@@ -515,15 +516,17 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
 
         def scheduled(turned):
             deep = a.unit == len(a.shape) - 1 if turned else b.unit == len(b.shape) - 2
-            return schedule_of(
-                a, (batch, *((n, m) if turned else (m, n)), k or _LEAST), staged=staged or otherwise, copied=copied,
-                even=aligned(a, b), cpu=cpu, lines=pitched(a, b, to=LINES), tf32=rounded,
-                beside=beside, tile=tile, num_warps=num_warps, splits=splits,
-                summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
-                abreast=abreast_columns(_turned(a) if turned else b) if modelled else (), turned=turned,
-                fetched=fetched, over=rounded and not deep,
+            product = Product(
+                (batch, *((n, m) if turned else (m, n)), k or _LEAST), multiprocessors(a), a.itemsize, beside,
+                summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast", turned=turned, lines=pitched(a, b, to=LINES),
+                over=rounded and not deep,
                 ragged=tuple(not pitched(x, to=LINES) for x in ((b, a) if turned else (a, b))),
                 across=(_across(b, 1), _across(a, 0)) if turned else (_across(a, 0), _across(b, 1)),
+            )  # fmt: skip
+            return schedule_of(
+                product, staged=staged or otherwise, copied=copied, even=aligned(a, b), cpu=cpu, tf32=rounded, tile=tile,
+                num_warps=num_warps, splits=splits, fetched=fetched,
+                abreast=abreast_columns(_turned(a) if turned else b) if modelled else (),
             )  # fmt: skip
 
         either = staged and epilogue is None and tile is None and not cpu

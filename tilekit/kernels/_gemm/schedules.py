@@ -18,7 +18,7 @@ from tilekit.kernels._gemm.abreast import columns_of
 from tilekit.kernels._gemm.exact import FEW_STEPS, exact_way, fits_stages, staged_blocks
 from tilekit.kernels._gemm.model import CLUSTER, FEW_ROWS, LARGE, MOST_SPLITS, Product, cheapest, held, together
 from tilekit.kernels._gemm.stream_k import StreamK, stream_k
-from tilekit.kernels._host import check_choice, multiprocessors, power
+from tilekit.kernels._host import check_choice, power
 from tilekit.lang.matmul import PRECISIONS, accumulator_dtype
 from tilekit.launch.launch import check_warps
 
@@ -122,49 +122,32 @@ def check_tile(name: str, tile: Any, *, abreast: bool = False) -> tuple[int, int
 
 
 def schedule_of(
-    a: Tensor, shape: tuple[int, int, int, int], *, staged: bool, copied: bool, even: bool, cpu: bool, tf32: bool, beside: int,
-    tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | str | None, summed: bool = False,
-    abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True, clusters: bool = True, fetched: bool = False,
-    over: bool = False, ragged: tuple[bool, bool] = (False, False), across: tuple[bool, bool] = (False, False),
+    product: Product, *, staged: bool, copied: bool, even: bool, cpu: bool, tf32: bool, tile: tuple[int, int, int] | None,
+    num_warps: int | None, splits: int | str | None, abreast: tuple[int, ...] = (), fetched: bool = False,
 ) -> Schedule:  # fmt: skip
-    """The schedule for a product of shape `(batch, M, N, K)`.
+    """The schedule for a product.
 
     Args:
-        a: one of the operands.
-        shape: of the product.
+        product: which.
         staged: see `_staging.staged_operands`.
         copied: whether they come to stages for products without warpgroups, see `_staging.in_stages`.
         even: see `_staging.aligned`.
         cpu: whether it is for a CPU device.
         tf32: whether float32 operands are rounded for tensor cores.
-        beside: the bytes of an element of all matrices that the epilogue takes.
         tile, num_warps, splits: what the caller wants; None for what is best.
-        summed: whether short sums of 8-bit floats are added up in float32 (see `tk.mma`).
         abreast: columns that a tile may have besides powers of two.
-        turned: whether it is the transpose that is stored, whose rows go across what a warp has.
-        lines: whether rows, or columns, of the operands are whole lines of the cache, of 128 bytes.
-        clusters: whether blocks may load tiles together, and have shares of one, which those of kernels that find their tiles by
-            themselves do not.
         fetched: see `_staging.exact_in_stages`.
-        over: whether tiles of the second operand are turned over on their way, whose columns tensor cores take as rows.
-        ragged: of each operand, whether its rows, or columns, are no whole lines of the cache.
-        across: of each, whether it lies across K.
     """
     check_warps(num_warps)
-    return _schedule(
-        shape, multiprocessors(a), a.itemsize, staged, copied, even, cpu, tf32, beside, tile, num_warps, splits, summed,
-        abreast, turned, lines, clusters, fetched, over, ragged, across,
-    )  # fmt: skip
+    return _schedule(product, staged, copied, even, cpu, tf32, tile, num_warps, splits, abreast, fetched)
 
 
 @functools.lru_cache(maxsize=1024)
 def _schedule(
-    shape: tuple[int, int, int, int], count: int, itemsize: int, staged: bool, copied: bool, even: bool, cpu: bool, tf32: bool,
-    beside: int, tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | str | None, summed: bool = False,
-    abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True, clusters: bool = True, fetched: bool = False,
-    over: bool = False, ragged: tuple[bool, bool] = (False, False), across: tuple[bool, bool] = (False, False),
+    product: Product, staged: bool, copied: bool, even: bool, cpu: bool, tf32: bool, tile: tuple[int, int, int] | None,
+    num_warps: int | None, splits: int | str | None, abreast: tuple[int, ...] = (), fetched: bool = False,
 ) -> Schedule:  # fmt: skip
-    batch, m, n, k = shape
+    (batch, m, n, k), count, itemsize, beside = product[:4]
     clocks = math.inf
     occupancy: int | None = None
     cluster: tuple[int, int] | None = None
@@ -181,20 +164,19 @@ def _schedule(
         bm, bn, bk = (min(_CPU_TILE, power(extent)) for extent in (m, n, k))
         warps, parts = 1, splits or 1
     elif staged:
-        product = Product(shape, count, itemsize, beside, summed, turned, lines, clusters, over, ragged, across)
         (bm, bn, warps, dealt, cluster, sharing, depth), clocks = cheapest(product, splits, abreast)
         bk, parts = depth // itemsize, dealt if isinstance(dealt, int) else "stream"
         if n <= FEW_ROWS and warps < 8 and batch * -(-m // bm) > count:
             occupancy = held(1, warps)  # else one block had all of the shared memory, and others waited until it was through
     elif itemsize == 4 and not tf32 and not copied:
         fixed = splits if isinstance(splits, int) else 1 if splits else None
-        way = exact_way(shape, count, beside=beside, even=even, fetched=fetched, splits=fixed)
+        way = exact_way(product.shape, count, beside=beside, even=even, fetched=fetched, splits=fixed)
         bm, bn, bk, warps, occupancy = way[:5]
         parts, clocks = splits or way.parts, way.clocks
     else:
         loaded = _LOADED_TF32 if tf32 else _LOADED[itemsize]
         bm, bn, bk, warps, occupancy = _COPIED if copied else loaded
-        bm, bn, bk, warps = _smaller(shape, count, (bm, bn, bk, warps))
+        bm, bn, bk, warps = _smaller(product.shape, count, (bm, bn, bk, warps))
         if not copied and -(-k // bk) <= FEW_STEPS and bm * bn >= LARGE:
             bm, warps = bm // 2, warps // 2
         occupancy = occupancy if bm * bn >= LARGE and even and not beside else None
