@@ -14,7 +14,7 @@ import pytest
 
 import tilekit as tk
 from tilekit import api, kernels
-from tilekit.kernels import _embedding, _loss, _norm, _scan, _selection, epilogues
+from tilekit.kernels import _embedding, _loss, _norm_gradients, _scan, _selection, epilogues
 from tilekit.kernels._gemm import grouped, products
 
 B, H, F, D = tk.bfloat16, tk.float16, tk.float32, tk.float64
@@ -49,14 +49,14 @@ def rows(function, columns, dtype=F, weights=0, tensors=1):
 def weight_gradients(dtype):
     parts = [m(16, 4096).partition((1, 128)) for _ in range(2)]
     x, s = m(ROWS, 4096, dtype=dtype), m(ROWS)
-    return _norm._weight_gradients(*parts, x, x, s, s, ROWS // 16, 32, 16, True, F).num_warps(4)
+    return _norm_gradients._weight_gradients(*parts, x, x, s, s, ROWS // 16, 32, 16, True, F).num_warps(4)
 
 
 def by_parts(function, *args):
     """The launches of a gradient of a norm whose blocks do not stay."""
 
     def make():
-        with patch.object(_norm, "_staying", return_value=None):
+        with patch.object(_norm_gradients, "_staying", return_value=None):
             return rows(function, *args)()
 
     return make
@@ -116,11 +116,11 @@ KERNELS = {
     "l2_norm_backward f16 65536": (rows(kernels.l2_norm_backward, 65536, H, tensors=2), 72),
     "weight gradients f16": (lambda: weight_gradients(H), 112),
     "weight gradients f32": (lambda: weight_gradients(F), 104),
-    "sums of columns": (lambda: _norm._column_sums(m(4096).partition(128), m(16, 4096), 1, 16), 160),
+    "sums of columns": (lambda: _norm_gradients._column_sums(m(4096).partition(128), m(16, 4096), 1, 16), 160),
     "sums of columns of two": (
-        lambda: _norm._column_sums_of_two(m(128).partition(32), m(128).partition(32), m(512, 128), m(512, 128), 4, 128).num_warps(
-            8
-        ),
+        lambda: _norm_gradients._column_sums_of_two(
+            m(128).partition(32), m(128).partition(32), m(512, 128), m(512, 128), 4, 128
+        ).num_warps(8),
         96,
     ),
     "gelu f32": (rows(kernels.gelu, 4096), 48),
@@ -299,7 +299,7 @@ def test_gradients_of_norms_read_once(name, dtype, columns):
         assert first.label == "kernel _norm_backward"
         return
     assert first.label == "kernel _norm_backward_staying"
-    kernel, dealt = first.compile("sm_90a"), _norm._staying(x, x, x)
+    kernel, dealt = first.compile("sm_90a"), _norm_gradients._staying(x, x, x)
     assert kernel.spilled_bytes == 0
     assert kernel.registers * 32 * dealt.tile.num_warps * dealt.tile.occupancy <= 1 << 16
     loaded = [access for access in first.explain("sm_90a").accesses if access.parameter in ("x", "dy", "dx", "extra")]

@@ -8,7 +8,7 @@ from closeness import FLOATS, close, normal
 
 import tilekit as tk
 from tilekit import api, kernels
-from tilekit.kernels import _norm
+from tilekit.kernels import _norm_gradients
 
 SHAPES = [(5, 7), (3, 1000), (2, 3, 33), (300, 64), (70, 128), (2, 4096), (2, 40000), (1, 140000)]
 f = api.from_host
@@ -74,8 +74,8 @@ ON_A_GPU = [
 def test_gradients_as_on_a_gpu(device, monkeypatch, rows, columns, launches, dtype):
     """Blocks that stay take several tiles each, the last of which may be partly empty; what they have is added up in one launch
     for both gradients."""
-    monkeypatch.setattr(_norm, "on_cpu", lambda x: False)
-    monkeypatch.setattr(_norm, "multiprocessors", lambda x: 2)
+    monkeypatch.setattr(_norm_gradients, "on_cpu", lambda x: False)
+    monkeypatch.setattr(_norm_gradients, "multiprocessors", lambda x: 2)
     g, x, extra = (normal((rows, columns), dtype, seed) for seed in range(3))
     x, w = x * 2 + 1, normal(columns, dtype, 3)
     for backward, eps, centred in ((kernels.layer_norm_backward, 0.1, True), (kernels.rms_norm_backward, 0.1, False)):
@@ -94,7 +94,7 @@ def test_gradients_as_on_a_gpu(device, monkeypatch, rows, columns, launches, dty
 @pytest.mark.parametrize("dtype", [tk.float32, tk.bfloat16, tk.float64], ids=str)
 def test_blocks_that_stay_have_about_as_many_tiles_each(count, columns, dtype):
     x = api.meta((count, columns), dtype)
-    dealt = _norm._staying(x, x, x)
+    dealt = _norm_gradients._staying(x, x, x)
     if columns * max(1, dtype.itemsize // 4) > 4096:  # the sums of its columns take more registers than there are
         assert dealt is None
         return
