@@ -43,17 +43,21 @@ _BACKWARD = Measured({(2, 8192): (8, 2)})
 _BLOCKS = 512
 # A block adds up so many tiles of rows by itself: each takes a microsecond, and another launch two.
 _ALONE = 3
-# Parts that a block reads at a time, which it waits for; and the elements of its tile, where that is wider than a sector or two.
-_HIGHEST, _ELEMENTS = 256, 2048
+# Of a block that adds up parts: those that it reads at a time, which it waits for; the elements of its tile, at least and at most;
+# the columns at least, a sector; and about how many blocks there are. (16 warps, which a tile of 8192 needs, take longer to add up
+# what each has, 32 vectors a thread from shared memory, than to read the tile.)
+_HIGHEST, _ELEMENTS, _MOST_ELEMENTS, _NARROWEST, _BLOCKS_OF_SUMS = 512, 2048, 4096, 8, 512
 # Of blocks that stay: the 32-bit values of a tile that a thread has, with which there is room to load the next tile ahead; the
-# warps, at least and at most; the values at most, of longer rows, of which none are loaded ahead; and the registers that a thread
-# gets, of 16-bit types, others, and longer rows. With these, nothing goes to local memory on sm_90a. (Blocks of 16 warps, one to
+# warps, at least and at most (as many have the least partial sums: of rows that no two warps share, which wait for nobody else); the
+# values at most, of longer rows, of which none are loaded ahead; and the registers that a thread gets, of 16-bit types and of such
+# rows, of others, and of longer ones. With these, nothing goes to local memory on sm_90a. (Blocks of 16 warps, one to
 # a multiprocessor, took twice the time for rows of 2344.)
 _VALUES, _LEAST_WARPS, _MOST_WARPS, _MOST_VALUES = 8, 4, 8, 16
-_REGISTERS_16_BIT, _REGISTERS, _REGISTERS_LONG = 80, 96, 128
+_REGISTERS_NARROW, _REGISTERS, _REGISTERS_LONG = 80, 96, 128
 _STAYING = (9, 0)  # the compute capability that these are for
-# What blocks add up of two weights, in float32, is so many times less than what they read and write.
-_SPARED = 8
+# What blocks add up of two weights, in float32, is so many times less than what they read and write: of few rows fewer blocks have
+# more tiles, up to so many.
+_SPARED, _TILES = 8, 4
 # So many elements are left to one block, which saves the launch that adds up what several have.
 _ONE_BLOCK = 4096
 
@@ -343,9 +347,10 @@ def _backward(name, grad, x, weight, eps, centred, extra=None):
             return shaped(dx, x.shape), *(shaped(part, (n,)) for part in partial[: 1 + centred])
         gradients = [new(Spec((n,), weight.dtype)) for _ in range(1 + centred)]
         tall, narrow = high, wide
-        if not cpu:  # the more parts there are, the fewer columns, and so blocks
+        if not cpu:
             tall = min(_HIGHEST, power(parts))
-            narrow = max(min(32, power(n)), _ELEMENTS // tall)
+            narrow = max(_NARROWEST, _ELEMENTS // tall, power(n) // _BLOCKS_OF_SUMS)
+            tall = min(tall, max(1, _MOST_ELEMENTS // narrow))
         cuts, sums = [each.partition(narrow) for each in gradients], _column_sums_of_two if centred else _column_sums
         warps = max(4, tall * narrow // 512)
         yield sums(*cuts, *partial[: 1 + centred], -(-parts // tall), tall).num_warps(warps)
@@ -413,20 +418,22 @@ def _staying(rows, grads, dx):
     older = rows.device is not None and (rows.device.compute_capability or _STAYING) < _STAYING
     if older or on_cpu(rows) or columns * words > 32 * _MOST_WARPS * _MOST_VALUES:
         return None
-    warps = max(_LEAST_WARPS, min(_MOST_WARPS, columns * words // (32 * _VALUES)))
+    vector = min(columns, RowTile(1, columns, 1, 1, None).threads(rows, grads, dx)[2])
+    alone = columns <= 32 * vector  # a warp has whole rows, and waits for no other
+    warps = _MOST_WARPS if alone else max(_LEAST_WARPS, min(_MOST_WARPS, columns * words // (32 * _VALUES)))
     values = max(_VALUES, columns * words // (32 * warps))
     high = min(max(1, 32 * warps * values // (columns * words)), power(count))
     warps = max(1, min(warps, high * columns * words // (32 * values)))
-    registers = _REGISTERS_LONG if values > _VALUES else _REGISTERS_16_BIT if itemsize < 4 else _REGISTERS
+    registers = _REGISTERS_LONG if values > _VALUES else _REGISTERS_NARROW if itemsize < (8 if alone else 4) else _REGISTERS
     tile = RowTile(high, columns, 1, warps, max(1, (1 << 16) // (32 * warps * registers)))
     tiles = -(-count // high)
     blocks = 1 if tiles * high * columns <= _ONE_BLOCK else tile.occupancy * multiprocessors(rows)
+    most = 3 * count * itemsize // (_SPARED * 2 * 4)
+    if 1 < min(blocks, tiles) > most:  # of few rows the sums of all blocks are too much beside them
+        if tiles > _TILES * most:
+            return None
+        blocks = most
     parts = -(-tiles // -(-tiles // blocks))
-    if (
-        parts > 1 and _SPARED * parts * 2 * n * 4 > 3 * count * n * itemsize
-    ):  # of few rows the sums of all blocks are too much beside them
-        return None
-    vector = min(columns, tile.threads(rows, grads, dx)[2])
     return _Staying(tile, parts, tiles, max(1, high * columns // max(columns, 32 * warps * vector)), values <= _VALUES)
 
 
