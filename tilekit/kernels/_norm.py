@@ -19,25 +19,27 @@ from tilekit.kernels._host import (
     check,
     compute_dtype,
     index_dtype,
+    narrow_rows,
     of_parts,
     out_or_new,
     power,
     row_tile,
     rows_in,
-    rows_of,
     same_shape,
     shaped,
     takes_batches,
-    takes_rows,
 )
+from tilekit.kernels._softmax import block_row
 from tilekit.ops import DeviceOp, Spec
 
-__all__ = ["add_rms_norm", "layer_norm", "moments", "norm_parts", "rms_norm"]
+__all__ = ["add_rms_norm", "first_mean", "layer_norm", "norm_parts", "rms_norm"]
 
 # Warps and occupancy by the bytes of an element and the columns, as measured (`row_tile`).
 _RMS_NORM = Measured({(2, 4096): (8, None), (2, 8192): (2, 4)})
 _LAYER_NORM = Measured({(2, 4096): (4, 3), (2, 8192): (4, 4)})
-# Elements that a block adds up where the sums of two tensors are written first: of long rows, and of batches as they lie.
+# Rows of up to so many elements leave room for several blocks, however narrow their accesses are.
+_SHORT = 8192
+# Elements that a block adds up where the sums of two tensors are written first: of long rows that are few.
 _ADDED = 1024
 
 
@@ -53,19 +55,19 @@ def _layer_norm(
     y: tk.Out, x: tk.In, w: tk.In, b: tk.In, n: int, per_n: float, eps: float, ragged: tk.Const, dtype: tk.Const
 ):  # fmt: skip
     t = tk.load_tile_like(x, y).astype(dtype)
-    t = t - _mean(tk.sum(t, 1, keepdims=True), n, per_n)
+    t = t - _mean(tk.sum(t, -1, keepdims=True), n, per_n)
     if ragged:  # beyond the edge there were zeros
-        t = tk.where(tk.arange(y.tile_shape[1]) < n, t, 0.0)
-    r = tk.rsqrt(tk.sum(t * t, 1, keepdims=True) * per_n + eps)
-    t = t * r * tk.load(w, 0, y.tile_shape[1]).astype(dtype)
-    y.store((t + tk.load(b, 0, y.tile_shape[1]).astype(dtype)).astype(y.dtype))
+        t = tk.where(tk.arange(y.tile_shape[-1]) < n, t, 0.0)
+    r = tk.rsqrt(tk.sum(t * t, -1, keepdims=True) * per_n + eps)
+    t = t * r * tk.load(w, 0, y.tile_shape[-1]).astype(dtype)
+    y.store((t + tk.load(b, 0, y.tile_shape[-1]).astype(dtype)).astype(y.dtype))
 
 
 @tk.kernel
 def _rms_norm(y: tk.Out, x: tk.In, w: tk.In, per_n: float, eps: float, dtype: tk.Const):
     t = tk.load_tile_like(x, y).astype(dtype)
-    r = tk.rsqrt(tk.sum(t * t, 1, keepdims=True) * per_n + eps)
-    y.store((t * r * tk.load(w, 0, y.tile_shape[1]).astype(dtype)).astype(y.dtype))
+    r = tk.rsqrt(tk.sum(t * t, -1, keepdims=True) * per_n + eps)
+    y.store((t * r * tk.load(w, 0, y.tile_shape[-1]).astype(dtype)).astype(y.dtype))
 
 
 @tk.kernel
@@ -73,28 +75,62 @@ def _add_rms_norm(y: tk.Out, h: tk.Out, x: tk.In, residual: tk.In, w: tk.In, per
     s = (tk.load_tile_like(x, y).astype(dtype) + tk.load_tile_like(residual, y).astype(dtype)).astype(h.dtype)
     h.store(s)
     t = s.astype(dtype)  # what is stored is what is normalised
-    r = tk.rsqrt(tk.sum(t * t, 1, keepdims=True) * per_n + eps)
-    y.store((t * r * tk.load(w, 0, y.tile_shape[1]).astype(dtype)).astype(y.dtype))
+    r = tk.rsqrt(tk.sum(t * t, -1, keepdims=True) * per_n + eps)
+    y.store((t * r * tk.load(w, 0, y.tile_shape[-1]).astype(dtype)).astype(y.dtype))
+
+
+@tk.kernel
+def _add_rms_norm_long(
+    y: tk.Out, h: tk.InOut, x: tk.In, residual: tk.In, w: tk.In, chunks: int, per_n: float, eps: float, threads: tk.Const,
+    dtype: tk.Const,
+):  # fmt: skip
+    """A row of sums is read again by the block that has just written it."""
+    at, shape = block_row(y.tile_shape), y.tile_shape
+    square = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)  # one for each thread, and in it
+    for j in range(chunks):
+        s = (tk.load(x, (*at, j), shape).astype(dtype) + tk.load(residual, (*at, j), shape).astype(dtype)).astype(h.dtype)
+        tk.store(h, (*at, j), s)
+        t = s.astype(dtype)
+        square = square + tk.sum((t * t).reshape(threads), (0, 2), keepdims=True)
+    r = tk.rsqrt(tk.sum(square, 1) * per_n + eps)
+    for j in range(chunks):
+        t = tk.load(h, (*at, j), shape).astype(dtype) * r * tk.load(w, j, shape[-1]).astype(dtype)
+        tk.store(y, (*at, j), t.astype(y.dtype))
 
 
 @tk.function
-def moments(x, i, first, last, shape, n, count, per_count, threads, centred, dtype, index):
-    """Of the `count` elements of row `i` in the tiles from `first` to `last`: the mean, 0 if it is not asked for, and the sum of
+def first_mean(x, at, first, shape, count, threads, dtype):
+    """Of the `count` elements of row `at` in the tiles from `first` on, the mean of those in the first of these.
+
+    The mean of all is near it: the square of what is between them is at most so many times the variance as there are tiles.
+    So the sum of the squares beyond the one follows from that beyond the other, and all is read once.
+    """
+    total = tk.sum(tk.load(x, (*at, first), shape).astype(dtype).reshape(threads), (0, 2), keepdims=True)
+    size = min(count, shape[-1])
+    return _mean(tk.sum(total, 1), size, 1.0 / tk.full((1, 1), size, dtype))
+
+
+@tk.function
+def moments(x, at, first, last, shape, n, count, per_count, threads, centred, dtype, index):
+    """Of the `count` elements of row `at` in the tiles from `first` to `last`: the mean, 0 if it is not asked for, and the sum of
     the squares of what is beyond that. A row has `n` elements.
     """
-    columns = shape[1]
+    columns, mean = shape[-1], tk.zeros((1, 1), dtype)
     total = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)  # one for each thread, and in it
-    mean = tk.sum(total, 1)
-    if centred:
-        for j in range(first, last):
-            total = total + tk.sum(tk.load(x, (i, j), shape).astype(dtype).reshape(threads), (0, 2), keepdims=True)
-        mean = _mean(tk.sum(total, 1), count, per_count)
     square = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
+    if centred:
+        mean = first_mean(x, at, first, shape, count, threads, dtype)
     for j in range(first, last):
-        t = tk.load(x, (i, j), shape).astype(dtype) - mean
-        t = tk.where(tk.arange(columns, dtype=index) + j * columns < n, t, 0.0)
+        t = tk.load(x, (*at, j), shape).astype(dtype)
+        if centred:
+            t = tk.where(tk.arange(columns, dtype=index) + j * columns < n, t - mean, 0.0)
+            total = total + tk.sum(t.reshape(threads), (0, 2), keepdims=True)
         square = square + tk.sum((t * t).reshape(threads), (0, 2), keepdims=True)
-    return mean, tk.sum(square, 1)
+    square = tk.sum(square, 1)
+    if centred:
+        total = tk.sum(total, 1)
+        mean, square = mean + total * per_count, tk.maximum(square - total * total * per_count, 0.0)
+    return mean, square
 
 
 @tk.kernel
@@ -103,13 +139,13 @@ def norm_parts(
     centred: tk.Const, index: tk.Const,
 ):  # fmt: skip
     """Block (i, s) has the s-th part of row i: `share` tiles of it."""
-    i, s, dtype = tk.bid(0), tk.bid(1), squares.dtype
+    s, dtype = tk.bid(len(shape) - 1), squares.dtype
     last = min(chunks, (s + 1) * share)
-    count = min(n, last * shape[1]) - s * share * shape[1]
+    count = min(n, last * shape[-1]) - s * share * shape[-1]
     per_count = 1.0 / tk.full((1, 1), count, dtype)
-    mean, square = moments(x, i, s * share, last, shape, n, count, per_count, threads, centred, dtype, index)
-    means.store(mean)
-    squares.store(square)
+    mean, square = moments(x, block_row(shape), s * share, last, shape, n, count, per_count, threads, centred, dtype, index)
+    means.store(mean.reshape(means.tile_shape))
+    squares.store(square.reshape(squares.tile_shape))
 
 
 @tk.function
@@ -119,8 +155,8 @@ def _joined(means, squares, size, n, per_n, index):
 
     From Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances" (1979).
     """
-    counts = tk.maximum(tk.minimum(n - tk.arange(means.shape[1], dtype=index)[None, :] * size, size), 0).astype(means.dtype)
-    mean = _mean(tk.sum(means * counts, 1, keepdims=True), n, per_n)
+    counts = tk.maximum(tk.minimum(n - tk.arange(means.shape[-1], dtype=index)[None, :] * size, size), 0).astype(means.dtype)
+    mean = _mean(tk.sum(means * counts, -1, keepdims=True), n, per_n)
     beyond = means - mean
     return mean, squares + beyond * beyond * counts, beyond
 
@@ -131,13 +167,14 @@ def _norm_joined(
     parts: tk.Const, centred: tk.Const, index: tk.Const,
 ):  # fmt: skip
     """Of rows whose parts other blocks have gone over."""
-    i, j, dtype = tk.bid(0), tk.bid(1), squares.dtype
-    t, columns = tk.load_tile_like(x, y).astype(dtype), y.tile_shape[1]
-    square = tk.load(squares, (i, 0), (1, parts))
+    j, dtype = tk.bid(len(y.tile_shape) - 1), squares.dtype
+    at, shape = (*block_row(y.tile_shape), 0), (*y.tile_shape[:-1], parts)
+    t, columns = tk.load_tile_like(x, y).astype(dtype), y.tile_shape[-1]
+    square = tk.load(squares, at, shape)
     if centred:
-        mean, square, _ = _joined(tk.load(means, (i, 0), (1, parts)), square, size, n, per_n, index)
+        mean, square, _ = _joined(tk.load(means, at, shape), square, size, n, per_n, index)
         t = t - mean
-    t = t * tk.rsqrt(tk.sum(square, 1, keepdims=True) * per_n + eps) * tk.load(w, j, columns).astype(dtype)
+    t = t * tk.rsqrt(tk.sum(square, -1, keepdims=True) * per_n + eps) * tk.load(w, j, columns).astype(dtype)
     if centred:
         t = t + tk.load(b, j, columns).astype(dtype)
     y.store(t.astype(y.dtype))
@@ -148,17 +185,17 @@ def _norm_long(
     y: tk.Out, x: tk.In, w: tk.In, b: tk.In, chunks: int, n: int, per_n: float, eps: float,
     threads: tk.Const, centred: tk.Const, dtype: tk.Const, index: tk.Const,
 ):  # fmt: skip
-    i, columns = tk.bid(0), y.tile_shape[1]
-    mean, square = moments(x, i, 0, chunks, y.tile_shape, n, n, per_n, threads, centred, dtype, index)
+    at, columns = block_row(y.tile_shape), y.tile_shape[-1]
+    mean, square = moments(x, at, 0, chunks, y.tile_shape, n, n, per_n, threads, centred, dtype, index)
     r = tk.rsqrt(square * per_n + eps)
     for j in range(chunks):
-        t = (tk.load(x, (i, j), y.tile_shape).astype(dtype) - mean) * r * tk.load(w, j, columns).astype(dtype)
+        t = (tk.load(x, (*at, j), y.tile_shape).astype(dtype) - mean) * r * tk.load(w, j, columns).astype(dtype)
         if centred:
             t = t + tk.load(b, j, columns).astype(dtype)
-        tk.store(y, (i, j), t.astype(y.dtype))
+        tk.store(y, (*at, j), t.astype(y.dtype))
 
 
-@takes_rows
+@takes_batches
 def layer_norm(x: Operand, weight: Operand, bias: Operand, eps: float = 1e-5, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     """layer_norm along the last dimension, calculated in float32 (float64 in float64).
 
@@ -179,7 +216,7 @@ def layer_norm(x: Operand, weight: Operand, bias: Operand, eps: float = 1e-5, *,
     return _forward("layer_norm", x, weight, bias, eps, out)
 
 
-@takes_rows
+@takes_batches
 def rms_norm(x: Operand, weight: Operand, eps: float = 1e-6, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     """rms_norm along the last dimension; arguments, result and errors as for `layer_norm`."""
     check("rms_norm", x=x, weight=weight)
@@ -205,17 +242,21 @@ def add_rms_norm(x: Operand, residual: Operand, weight: Operand, eps: float = 1e
     (rows, others), n = rows_in("add_rms_norm", x, residual), x.shape[-1]
     _check_weight("add_rms_norm", n, "weight", weight)
     tile, dtype = row_tile(rows, held=2), compute_dtype(x.dtype)
-    like, batches = Spec(rows.shape, x.dtype), len(rows.shape) > 2
+    like, threads = Spec(rows.shape, x.dtype), tile.threads(rows, others)
 
     def steps(new):
         h = new(like)
-        if tile.chunks == 1 and not batches:
-            y = new(like)
-            yield tile.launch(_add_rms_norm(tile.cut(y), tile.cut(h), rows, others, weight, _per(n), eps, dtype))
-        else:
+        if tile.parts(rows)[0] > 1:
             columns = min(_ADDED, power(n))
-            yield _add(h.partition((*(1,) * batches, _ADDED // columns, columns)), rows, others, dtype)
+            yield _add(h.partition((*(1,) * (len(rows.shape) - 2), _ADDED // columns, columns)), rows, others, dtype)
             y = yield rms_norm(h, weight, eps)
+            return shaped(y, x.shape), shaped(h, x.shape)
+        y = new(like)
+        own = tile.cut(y), tile.cut(h), rows, others, weight
+        if tile.chunks == 1:
+            yield tile.launch(_add_rms_norm(*own, _per(n), eps, dtype))
+        else:
+            yield tile.launch(_add_rms_norm_long(*own, tile.chunks, _per(n), eps, threads, dtype))
         return shaped(y, x.shape), shaped(h, x.shape)
 
     return Launches(x, steps)
@@ -236,21 +277,25 @@ def _per(n):
 
 
 def _forward(name, x, weight, bias, eps, out):
-    rows, n, dtype = rows_of(name, x), x.shape[-1], compute_dtype(x.dtype)
+    (rows, destination), n = rows_in(name, x, out_or_new(name, out, x)), x.shape[-1]
+    dtype = compute_dtype(x.dtype)
     measured = _RMS_NORM if bias is None else _LAYER_NORM
-    tile = row_tile(rows, room=3 if bias is not None and x.itemsize >= 4 else 2, measured=measured)
+    # (Of the longest rows in one tile, two blocks that keep a little in local memory are better than one.)
+    narrow = narrow_rows(rows, 16 if n <= _SHORT else 4)
+    room = 3 if (narrow and x.itemsize < 4) or (bias is not None and x.itemsize >= 4) else 2
+    tile = row_tile(rows, room=room, measured=None if narrow else measured)
     _check_weight(name, n, "weight", weight)
     if bias is not None:
         _check_weight(name, n, "bias", bias)
-    destination = shaped(out_or_new(name, out, x), rows.shape)
     centred, index, (parts, share) = bias is not None, index_dtype(n), tile.parts(rows)
 
     def steps(new):
         y = new(destination)
         target = tile.cut(y)
         if parts > 1:
-            means, squares = (of_parts(new, rows.shape[0], parts, dtype) for _ in range(2))
-            shape, cuts = (1, tile.columns), (means.partition((1, 1)), squares.partition((1, 1)))
+            means, squares = (of_parts(new, rows.shape[:-1], parts, dtype) for _ in range(2))
+            shape, ones = tile.shape(rows), (1,) * len(rows.shape)
+            cuts = means.partition(ones), squares.partition(ones)
             threads = tile.threads(rows, destination)
             yield tile.launch(norm_parts(*cuts, rows, tile.chunks, share, n, shape, threads, centred, index))
             launch = _norm_joined(

@@ -32,7 +32,7 @@ from tilekit.kernels._host import (
     shaped,
     takes_rows,
 )
-from tilekit.kernels._norm import _check_weight, _joined, _mean, _per, moments
+from tilekit.kernels._norm import _check_weight, _joined, _mean, _per, first_mean
 from tilekit.ops import DeviceOp, Spec
 
 __all__ = ["add_rms_norm_backward", "layer_norm_backward", "rms_norm_backward"]
@@ -43,20 +43,20 @@ _BACKWARD = Measured({(2, 8192): (8, 2)})
 _BLOCKS = 512
 # A block adds up so many tiles of rows by itself: each takes a microsecond, and another launch two.
 _ALONE = 3
-# Of a block that adds up parts: those that it reads at a time, which it waits for; the elements of its tile, at least and at most;
-# the columns at least, a sector; and about how many blocks there are. (16 warps, which a tile of 8192 needs, take longer to add up
-# what each has, 32 vectors a thread from shared memory, than to read the tile.)
+# Of a block that adds up parts: those that it reads at a time, which it waits for; the elements of its tile, at least and at
+# most; the columns at least, a sector; and about how many blocks there are. (16 warps, as a tile of 8192 needs, take longer to
+# exchange what each has, 32 vectors a thread from shared memory, than to read the tile.)
 _HIGHEST, _ELEMENTS, _MOST_ELEMENTS, _NARROWEST, _BLOCKS_OF_SUMS = 512, 2048, 4096, 8, 512
 # Of blocks that stay: the 32-bit values of a tile that a thread has, with which there is room to load the next tile ahead; the
-# warps, at least and at most (as many have the least partial sums: of rows that no two warps share, which wait for nobody else); the
-# values at most, of longer rows, of which none are loaded ahead; and the registers that a thread gets, of 16-bit types and of such
-# rows, of others, and of longer ones. With these, nothing goes to local memory on sm_90a. (Blocks of 16 warps, one to
-# a multiprocessor, took twice the time for rows of 2344.)
+# warps, at least, and at most, as many as rows get that no two warps share: fewer blocks leave less to add up. The values at
+# most, of longer rows, of which none are loaded ahead; and the registers that a thread gets, of 16-bit types and of such rows, of
+# others, and of longer ones. With these, nothing goes to local memory on sm_90a. (Blocks of 16 warps, one to a multiprocessor,
+# took twice the time for rows of 2344.)
 _VALUES, _LEAST_WARPS, _MOST_WARPS, _MOST_VALUES = 8, 4, 8, 16
 _REGISTERS_NARROW, _REGISTERS, _REGISTERS_LONG = 80, 96, 128
 _STAYING = (9, 0)  # the compute capability that these are for
-# What blocks add up of two weights, in float32, is so many times less than what they read and write: of few rows fewer blocks have
-# more tiles, up to so many.
+# What blocks add up of two weights, in float32, is so many times less than what they read and write: of few rows there are fewer
+# blocks, with up to so many tiles each.
 _SPARED, _TILES = 8, 4
 # So many elements are left to one block, which saves the launch that adds up what several have.
 _ONE_BLOCK = 4096
@@ -130,34 +130,45 @@ def _norm_backward_staying(
         db.store(tk.sum(bias, 0, keepdims=True).astype(db.dtype))
 
 
+@tk.function
+def _sums_of_row(x, dy, w, i, first, last, shape, n, count, per_count, threads, centred, dtype, index):
+    """As `moments`, and of the gradients times the weights the sums, times what is beyond the mean, and alone."""
+    columns, mean = shape[1], tk.zeros((1, 1), dtype)
+    total = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
+    square, along, level = total, total, total
+    if centred:
+        mean = first_mean(x, (i,), first, shape, count, threads, dtype)
+    for j in range(first, last):  # beyond the edge the gradients are zeros
+        t = tk.load(x, (i, j), shape).astype(dtype)
+        g = tk.load(dy, (i, j), shape).astype(dtype) * tk.load(w, j, columns).astype(dtype)
+        if centred:
+            t = tk.where(tk.arange(columns, dtype=index) + j * columns < n, t - mean, 0.0)
+            total = total + tk.sum(t.reshape(threads), (0, 2), keepdims=True)
+            level = level + tk.sum(g.reshape(threads), (0, 2), keepdims=True)
+        square = square + tk.sum((t * t).reshape(threads), (0, 2), keepdims=True)
+        along = along + tk.sum((g * t).reshape(threads), (0, 2), keepdims=True)
+    square, along, level = tk.sum(square, 1), tk.sum(along, 1), tk.sum(level, 1)
+    if centred:
+        total = tk.sum(total, 1)
+        beyond = total * per_count
+        mean, square, along = mean + beyond, tk.maximum(square - total * beyond, 0.0), along - beyond * level
+    return mean, square, along, level
+
+
 @tk.kernel
 def _norm_backward_long(
     mean: tk.Out, rstd: tk.Out, slope: tk.Out, offset: tk.Out, dy: tk.In, x: tk.In, w: tk.In, chunks: int, n: int, per_n: float,
     eps: float, shape: tk.Const, threads: tk.Const, centred: tk.Const, index: tk.Const,
 ):  # fmt: skip
     """Of each row what `_gradients_by_columns` needs of it."""
-    i, columns, dtype = tk.bid(0), shape[1], rstd.dtype
-    total = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
-    middle = tk.sum(total, 1)
-    if centred:
-        for j in range(chunks):
-            total = total + tk.sum(tk.load(x, (i, j), shape).astype(dtype).reshape(threads), (0, 2), keepdims=True)
-        middle = _mean(tk.sum(total, 1), n, per_n)
-    square = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
-    along = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
-    level = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
-    for j in range(chunks):
-        t = tk.load(x, (i, j), shape).astype(dtype) - middle
-        t = tk.where(tk.arange(columns, dtype=index) + j * columns < n, t, 0.0)
-        g = tk.load(dy, (i, j), shape).astype(dtype) * tk.load(w, j, columns).astype(dtype)
-        square = square + tk.sum((t * t).reshape(threads), (0, 2), keepdims=True)
-        along = along + tk.sum((g * t).reshape(threads), (0, 2), keepdims=True)
-        level = level + tk.sum(g.reshape(threads), (0, 2), keepdims=True)
-    r = tk.rsqrt(tk.sum(square, 1) * per_n + eps)
+    middle, square, along, level = _sums_of_row(
+        x, dy, w, tk.bid(0), 0, chunks, shape, n, n, per_n, threads, centred, rstd.dtype, index
+    )
+    r = tk.rsqrt(square * per_n + eps)
     mean.store(middle.reshape(1))
     rstd.store(r.reshape(1))
-    slope.store((tk.sum(along, 1) * per_n * r * r).reshape(1))
-    offset.store((tk.sum(level, 1) * per_n).reshape(1))
+    slope.store((along * per_n * r * r).reshape(1))
+    offset.store((level * per_n).reshape(1))
 
 
 @tk.kernel
@@ -165,23 +176,18 @@ def _norm_backward_parts(
     means: tk.Out, squares: tk.Out, alongs: tk.Out, levels: tk.Out, dy: tk.In, x: tk.In, w: tk.In, chunks: int, share: int,
     n: int, shape: tk.Const, threads: tk.Const, centred: tk.Const, index: tk.Const,
 ):  # fmt: skip
-    """As `norm_parts`, and of the gradients times the weights the sums: of these, and along the row."""
-    i, s, dtype, columns = tk.bid(0), tk.bid(1), squares.dtype, shape[1]
+    """As `norm_parts`, and the other sums of `_sums_of_row`."""
+    i, s = tk.bid(0), tk.bid(1)
     first, last = s * share, min(chunks, (s + 1) * share)
-    count = min(n, last * columns) - first * columns
-    per_count = 1.0 / tk.full((1, 1), count, dtype)
-    mean, square = moments(x, i, first, last, shape, n, count, per_count, threads, centred, dtype, index)
-    along = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
-    level = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
-    for j in range(first, last):  # beyond the edge the gradients are zeros
-        g = tk.load(dy, (i, j), shape).astype(dtype) * tk.load(w, j, columns).astype(dtype)
-        t = tk.load(x, (i, j), shape).astype(dtype) - mean
-        along = along + tk.sum((g * t).reshape(threads), (0, 2), keepdims=True)
-        level = level + tk.sum(g.reshape(threads), (0, 2), keepdims=True)
+    count = min(n, last * shape[1]) - first * shape[1]
+    per_count = 1.0 / tk.full((1, 1), count, squares.dtype)
+    mean, square, along, level = _sums_of_row(
+        x, dy, w, i, first, last, shape, n, count, per_count, threads, centred, squares.dtype, index
+    )
     means.store(mean)
     squares.store(square)
-    alongs.store(tk.sum(along, 1))
-    levels.store(tk.sum(level, 1))
+    alongs.store(along)
+    levels.store(level)
 
 
 @tk.kernel
