@@ -119,7 +119,7 @@ KERNELS = {
     "sums of columns": (lambda: _norm_gradients._column_sums(m(4096).partition(128), m(16, 4096), 1, 16), 160),
     "sums of columns of two": (
         lambda: _norm_gradients._column_sums_of_two(
-            m(128).partition(32), m(128).partition(32), m(512, 128), m(512, 128), 4, 128
+            m(128).partition(8), m(128).partition(8), m(319, 128), m(319, 128), 1, 512
         ).num_warps(8),
         96,
     ),

@@ -89,6 +89,37 @@ def test_gradients_as_on_a_gpu(device, monkeypatch, rows, columns, launches, dty
     close(dw.to_host().sync(), expected[1])
 
 
+@pytest.mark.parametrize("shape", [(3, 5, 32), (7, 300, 33), (2, 70, 300), (300, 3, 17), (2, 9, 2049)], ids=str)
+def test_gradients_of_batches_with_gaps_as_on_a_gpu(device, monkeypatch, shape):
+    """Blocks that stay take rows of one batch each, as these lie; of longer rows there are copies first."""
+    monkeypatch.setattr(_norm_gradients, "on_cpu", lambda x: False)
+    monkeypatch.setattr(_norm_gradients, "multiprocessors", lambda x: 2)
+    batches, rows, columns = shape
+    whole = [normal((batches, rows + 3, columns), np.float32, seed) for seed in range(3)]
+    (g, x, extra), w = (f(each).sync()[:, :rows] for each in whole), normal(columns, np.float32, 3)
+    right = gradients(whole[0][:, :rows], whole[1][:, :rows], w, 0.1, True)
+    op = kernels.layer_norm_backward(g, x, f(w).sync(), 0.1)
+    assert (op.parts()[0].label == "kernel _norm_backward_staying") == (columns < 2049)
+    for found, expected in zip(op.sync(), right, strict=True):
+        close(found.to_host().sync(), expected)
+    dx, dw = kernels.add_rms_norm_backward(g, extra, x, f(w).sync(), 0.1).sync()
+    right = gradients(whole[0][:, :rows], whole[1][:, :rows], w, 0.1, False)
+    close(dx.to_host().sync(), right[0] + whole[2][:, :rows].astype(np.float64))
+    close(dw.to_host().sync(), right[1])
+
+
+@pytest.mark.parametrize("mean", [0.0, 300.0])
+@pytest.mark.parametrize("steps", [False, True])
+def test_means_of_long_rows_may_be_far_from_where_they_begin(device, mean, steps):
+    """Squares are added up beyond the mean of the first tile: as exact as beyond that of the row, also where it is another."""
+    host = normal((2, 140_000), np.float32) + np.float32(mean)
+    if steps:
+        host[:, :4096] -= np.float32(50)
+    w, b = normal(140_000, np.float32, 3), normal(140_000, np.float32, 4)
+    y = kernels.layer_norm(f(host), f(w), f(b)).to_host().sync()
+    close(y, statistics(host, 1e-5, True)[0] * w.astype(np.float64) + b)
+
+
 @pytest.mark.parametrize("count", [1, 5, 131, 132, 661, 5000, 100_003])
 @pytest.mark.parametrize("columns", [16, 700, 2048, 8192])
 @pytest.mark.parametrize("dtype", [tk.float32, tk.bfloat16, tk.float64], ids=str)
@@ -101,6 +132,7 @@ def test_blocks_that_stay_have_about_as_many_tiles_each(count, columns, dtype):
     if dealt is None:  # of few rows the sums of all blocks would be much of what is read
         assert 3 * count * dtype.itemsize < 8 * 8 * 132 * 6
         return
+    assert dealt.parts == 1 or 64 * dealt.parts <= 3 * count * dtype.itemsize
     tile = dealt.tile
     assert dealt.tiles == -(-count // tile.rows)
     most = -(-dealt.tiles // dealt.parts)

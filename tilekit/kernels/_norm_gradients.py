@@ -9,6 +9,7 @@ added up by another kernel, always in the same order: the result is the same in 
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import tilekit as tk
@@ -22,15 +23,16 @@ from tilekit.kernels._host import (
     check,
     compute_dtype,
     index_dtype,
+    lacks_rows,
     multiprocessors,
     of_parts,
     on_cpu,
     power,
     row_tile,
-    rows_of,
+    rows_in,
     same_shape,
     shaped,
-    takes_rows,
+    takes_batches,
 )
 from tilekit.kernels._norm import _check_weight, _joined, _mean, _per, first_mean
 from tilekit.ops import DeviceOp, Spec
@@ -87,6 +89,22 @@ def _norm_backward(
     dx.store(d.astype(dx.dtype))
 
 
+@tk.function
+def _tile_at(i, shape):
+    """The index of the `i`-th tile of whole rows, of the block's batch where they are in batches."""
+    if len(shape) == 2:
+        at = (i, 0)
+    else:
+        at = (tk.bid(0), i, 0)
+    return at
+
+
+@tk.function
+def _tile(x, i, shape):
+    """The tile, a matrix."""
+    return tk.load(x, _tile_at(i, shape), shape).reshape(shape[-2:])
+
+
 @tk.kernel
 def _norm_backward_staying(
     dx: tk.Out, dw: tk.Out, db: tk.Out, dy: tk.In, x: tk.In, w: tk.In, extra: tk.In, tiles: int, n: int, per_n: float,
@@ -95,20 +113,20 @@ def _norm_backward_staying(
     """Blocks that stay, and take every so-manieth tile of whole rows. A thread has `apart` rows of a tile, whose elements it adds
     up in its own sums of columns. What is `ahead` are the loads of the next tile.
     """
-    (rows, columns), step = dx.tile_shape, tk.num_blocks(0)
+    shape, axis = dx.tile_shape, len(dx.tile_shape) - 2
+    first, step = tk.bid(axis), tk.num_blocks(axis)
+    rows, columns = shape[-2], shape[-1]
     folded = (apart, rows // apart, columns)
     weight, bias = tk.sum(tk.zeros(folded, dtype), 0), tk.sum(tk.zeros(folded, dtype), 0)
     if ahead:
-        next_x, next_dy = tk.load(x, (tk.bid(0), 0), dx.tile_shape), tk.load(dy, (tk.bid(0), 0), dx.tile_shape)
-    for i in range(tk.bid(0), tiles, step):
+        next_x, next_dy = _tile(x, first, shape), _tile(dy, first, shape)
+    for i in range(first, tiles, step):
         if ahead:
             t, g = next_x.astype(dtype), next_dy.astype(dtype)
             if i + step < tiles:
-                next_x = tk.load(x, (i + step, 0), dx.tile_shape)
-                next_dy = tk.load(dy, (i + step, 0), dx.tile_shape)
+                next_x, next_dy = _tile(x, i + step, shape), _tile(dy, i + step, shape)
         else:
-            t = tk.load(x, (i, 0), dx.tile_shape).astype(dtype)
-            g = tk.load(dy, (i, 0), dx.tile_shape).astype(dtype)
+            t, g = _tile(x, i, shape).astype(dtype), _tile(dy, i, shape).astype(dtype)
         if centred:
             t = t - _mean(tk.sum(t, 1, keepdims=True), n, per_n)
             if ragged:
@@ -123,11 +141,11 @@ def _norm_backward_staying(
             d = d - tk.sum(g, 1, keepdims=True) * per_n
         d = d * r
         if extra is not None:
-            d = d + tk.load(extra, (i, 0), dx.tile_shape).astype(dtype)
-        tk.store(dx, (i, 0), d.astype(dx.dtype))
-    dw.store(tk.sum(weight, 0, keepdims=True).astype(dw.dtype))
+            d = d + _tile(extra, i, shape).astype(dtype)
+        tk.store(dx, _tile_at(i, shape), d.astype(dx.dtype).reshape(shape))
+    dw.store(tk.sum(weight, 0).astype(dw.dtype).reshape(dw.tile_shape))
     if centred:
-        db.store(tk.sum(bias, 0, keepdims=True).astype(db.dtype))
+        db.store(tk.sum(bias, 0).astype(db.dtype).reshape(db.tile_shape))
 
 
 @tk.function
@@ -279,7 +297,7 @@ def _column_sums_of_two(y: tk.Out, z: tk.Out, a: tk.In, b: tk.In, tiles: int, ro
     z.store(tk.sum(other, 0).astype(z.dtype))
 
 
-@takes_rows
+@takes_batches
 def layer_norm_backward(grad: Operand, x: Operand, weight: Operand, eps: float = 1e-5) -> DeviceOp[tuple[Tensor, ...]]:
     """The gradients of `layer_norm` by `x`, `weight` and `bias`.
 
@@ -296,13 +314,13 @@ def layer_norm_backward(grad: Operand, x: Operand, weight: Operand, eps: float =
     return _backward("layer_norm_backward", grad, x, weight, eps, True)
 
 
-@takes_rows
+@takes_batches
 def rms_norm_backward(grad: Operand, x: Operand, weight: Operand, eps: float = 1e-6) -> DeviceOp[tuple[Tensor, ...]]:
     """The gradients of `rms_norm` by `x` and `weight`, a tuple; arguments and errors as for `layer_norm_backward`."""
     return _backward("rms_norm_backward", grad, x, weight, eps, False)
 
 
-@takes_rows
+@takes_batches
 def add_rms_norm_backward(
     grad: Operand, grad_h: Operand, h: Operand, weight: Operand, eps: float = 1e-6
 ) -> DeviceOp[tuple[Tensor, ...]]:
@@ -327,13 +345,16 @@ def add_rms_norm_backward(
 def _backward(name, grad, x, weight, eps, centred, extra=None):
     check(name, grad=grad, x=x, weight=weight)
     same_shape(name, x=x, grad=grad)
-    rows, grads, n = rows_of(name, x), rows_of(name, grad), x.shape[-1]
-    extra = None if extra is None else rows_of(name, extra)
+    (rows, grads, *others), n = rows_in(name, x, grad, *([] if extra is None else [extra])), x.shape[-1]
     _check_weight(name, n, "weight", weight)
     if not x.size:
         return tk.zip(api.zeros(x.shape, x.dtype), *(api.zeros(n, weight.dtype) for _ in range(1 + centred)))
-    count, dtype, cpu = rows.shape[0], compute_dtype(x.dtype), on_cpu(rows)
     staying = _staying(rows, grads, Spec(rows.shape, x.dtype))
+    if staying is None and len(rows.shape) > 2:
+        copies = [each.dup() if lacks_rows(each) else tk.value(each) for each in (grad, x, *others)]
+        return tk.zip(*copies).then(lambda each: _backward(name, *each[:2], weight, eps, centred, *each[2:]))
+    extra = others[0] if others else None
+    count, dtype, cpu = math.prod(rows.shape[:-1]), compute_dtype(x.dtype), on_cpu(rows)
     tile = row_tile(rows, held=2, room=3, measured=_BACKWARD)
     split, apiece = tile.parts(rows)
     wide, high, parts, share = _shares(count, n, cpu, 16 if tile.chunks == 1 else 8)  # with what else it keeps
@@ -394,7 +415,7 @@ class _Staying(NamedTuple):
     Attributes:
         tile: of whole rows.
         parts: the blocks.
-        tiles: those of all of them.
+        tiles: those of all of them, of each batch where rows are in batches.
         apart: how many rows of a tile a thread has.
         ahead: whether the next tile is loaded ahead.
     """
@@ -407,9 +428,10 @@ class _Staying(NamedTuple):
 
     def launch(self, dx, dw, db, grads, rows, weight, extra, eps, centred, dtype):
         """The launch, of a matrix and of matrices with a row for each block."""
-        n, tile = rows.shape[1], self.tile
-        cuts = (each.partition((1, tile.columns)) for each in (dw, db))
-        cut = dx.partition((tile.rows, tile.columns)).prefix((self.parts, 1))
+        n, tile = rows.shape[-1], self.tile
+        grid = (*rows.shape[:-2], self.parts // math.prod(rows.shape[:-2]), 1)
+        cuts = (shaped(each, (*grid[:-1], n)).partition((*(1,) * (len(grid) - 1), tile.columns)) for each in (dw, db))
+        cut = dx.partition(tile.shape(rows)).prefix(grid)
         each = self.tiles, n, _per(n), eps, self.apart, self.ahead, n != tile.columns, centred, dtype
         return tile.launch(_norm_backward_staying(cut, *cuts, grads, rows, weight, extra, *each))
 
@@ -419,7 +441,8 @@ def _staying(rows, grads, dx):
 
     Below compute capability 9.0 the compiler needs more registers for the same, and some would go to local memory.
     """
-    (count, n), itemsize = rows.shape, rows.itemsize
+    (*batches, apiece, n), itemsize = rows.shape, rows.itemsize
+    count = math.prod(batches) * apiece
     columns, words = power(n), max(1, itemsize // 4)
     older = rows.device is not None and (rows.device.compute_capability or _STAYING) < _STAYING
     if older or on_cpu(rows) or columns * words > 32 * _MOST_WARPS * _MOST_VALUES:
@@ -428,18 +451,18 @@ def _staying(rows, grads, dx):
     alone = columns <= 32 * vector  # a warp has whole rows, and waits for no other
     warps = _MOST_WARPS if alone else max(_LEAST_WARPS, min(_MOST_WARPS, columns * words // (32 * _VALUES)))
     values = max(_VALUES, columns * words // (32 * warps))
-    high = min(max(1, 32 * warps * values // (columns * words)), power(count))
+    high = min(max(1, 32 * warps * values // (columns * words)), power(apiece))
     warps = max(1, min(warps, high * columns * words // (32 * values)))
     registers = _REGISTERS_LONG if values > _VALUES else _REGISTERS_NARROW if itemsize < (8 if alone else 4) else _REGISTERS
     tile = RowTile(high, columns, 1, warps, max(1, (1 << 16) // (32 * warps * registers)))
-    tiles = -(-count // high)
-    blocks = 1 if tiles * high * columns <= _ONE_BLOCK else tile.occupancy * multiprocessors(rows)
+    tiles, many = -(-apiece // high), math.prod(batches)
+    blocks = 1 if many * tiles * high * columns <= _ONE_BLOCK else tile.occupancy * multiprocessors(rows)
     most = 3 * count * itemsize // (_SPARED * 2 * 4)
-    if 1 < min(blocks, tiles) > most:  # of few rows the sums of all blocks are too much beside them
-        if tiles > _TILES * most:
+    if 1 < min(blocks, many * tiles) > most:  # of few rows the sums of all blocks are too much beside them
+        if many * tiles > _TILES * most:
             return None
         blocks = most
-    parts = -(-tiles // -(-tiles // blocks))
+    parts = many * -(-tiles // -(-tiles // max(1, blocks // many)))
     return _Staying(tile, parts, tiles, max(1, high * columns // max(columns, 32 * warps * vector)), values <= _VALUES)
 
 
