@@ -309,6 +309,41 @@ def test_gradients_of_norms_read_once(name, dtype, columns):
     assert second.compile("sm_90a").spilled_bytes == 0
 
 
+@pytest.mark.parametrize("columns", [64, 104])
+@pytest.mark.parametrize("dtype", [F, H], ids=str)
+def test_gradients_of_short_rows_leave_little_to_add_up(dtype, columns):
+    """No two warps share a row, so blocks may be large; what these leave is read by many blocks at once."""
+    x, w = m(10192, columns, dtype=dtype), m(columns, dtype=dtype)
+    op = kernels.layer_norm_backward(x, x, w)
+    op.consumed()
+    first, second = op.parts()
+    barriers = re.findall(r"\bBAR\.SYNC", first.compile("sm_90a").sass)
+    assert len(barriers) == 4, "none but in the sums of columns, at the end"
+    assert first.arguments[1].tensor.shape[0] <= 3 * 132
+    assert second._plan("a test").grid == (columns // 8, 1, 1)
+    assert second.compile("sm_90a").sass.count("BAR.SYNC") <= 4
+
+
+@pytest.mark.parametrize("dtype", [F, H], ids=str)
+@pytest.mark.parametrize("centred", [True, False])
+def test_long_rows_are_read_twice(dtype, centred):
+    """Once for the mean and the squares (but for the first tile), and once more."""
+    x, w = m(ROWS, 100_000, dtype=dtype), m(100_000, dtype=dtype)
+    launch = launch_in(kernels.layer_norm(x, w, w) if centred else kernels.rms_norm(x, w))
+    assert launch.label == "kernel _norm_long"
+    loads = [access for access in launch.explain("sm_90a").accesses if access.parameter == "x"]
+    assert len(loads) == 2 + centred
+    assert launch.compile("sm_90a").spilled_bytes == 0
+
+
+@pytest.mark.parametrize("gap", [1, 2])
+@pytest.mark.parametrize("columns", [400, 837, 1700, 6000])
+def test_norms_of_narrow_rows_spill_nothing(gap, columns):
+    x, w = m(ROWS, columns + gap, dtype=H)[:, :columns], m(columns, dtype=H)
+    for op in (kernels.layer_norm(x, w, w), kernels.rms_norm(x, w)):
+        assert launch_in(op).compile("sm_90a").spilled_bytes == 0
+
+
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 def test_layer_norm_of_even_rows_is_not_masked(target):
     op = launch_in(kernels.layer_norm(m(16384, 8192, dtype=H), *[m(8192, dtype=H)] * 2))

@@ -58,8 +58,8 @@ _VALUES, _LEAST_WARPS, _MOST_WARPS, _MOST_VALUES = 8, 4, 8, 16
 _REGISTERS_NARROW, _REGISTERS, _REGISTERS_LONG = 80, 96, 128
 _STAYING = (9, 0)  # the compute capability that these are for
 # What blocks add up of two weights, in float32, is so many times less than what they read and write: of few rows there are fewer
-# blocks, with up to so many tiles each.
-_SPARED, _TILES = 8, 4
+# blocks, down to a part of so many.
+_SPARED, _FEWER = 8, 2
 # So many elements are left to one block, which saves the launch that adds up what several have.
 _ONE_BLOCK = 4096
 
@@ -459,7 +459,7 @@ def _staying(rows, grads, dx):
     blocks = 1 if many * tiles * high * columns <= _ONE_BLOCK else tile.occupancy * multiprocessors(rows)
     most = 3 * count * itemsize // (_SPARED * 2 * 4)
     if 1 < min(blocks, many * tiles) > most:  # of few rows the sums of all blocks are too much beside them
-        if many * tiles > _TILES * most:
+        if min(blocks, many * tiles) > _FEWER * most:
             return None
         blocks = most
     parts = many * -(-tiles // -(-tiles // max(1, blocks // many)))
