@@ -441,8 +441,8 @@ def _staying(rows, grads, dx):
 
     Below compute capability 9.0 the compiler needs more registers for the same, and some would go to local memory.
     """
-    (*batches, apiece, n), itemsize = rows.shape, rows.itemsize
-    count = math.prod(batches) * apiece
+    (*dims, apiece, n), itemsize = rows.shape, rows.itemsize
+    batches, count = math.prod(dims), math.prod(dims) * apiece
     columns, words = power(n), max(1, itemsize // 4)
     older = rows.device is not None and (rows.device.compute_capability or _STAYING) < _STAYING
     if older or on_cpu(rows) or columns * words > 32 * _MOST_WARPS * _MOST_VALUES:
@@ -455,14 +455,14 @@ def _staying(rows, grads, dx):
     warps = max(1, min(warps, high * columns * words // (32 * values)))
     registers = _REGISTERS_LONG if values > _VALUES else _REGISTERS_NARROW if itemsize < (8 if alone else 4) else _REGISTERS
     tile = RowTile(high, columns, 1, warps, max(1, (1 << 16) // (32 * warps * registers)))
-    tiles, many = -(-apiece // high), math.prod(batches)
-    blocks = 1 if many * tiles * high * columns <= _ONE_BLOCK else tile.occupancy * multiprocessors(rows)
-    most = 3 * count * itemsize // (_SPARED * 2 * 4)
-    if 1 < min(blocks, many * tiles) > most:  # of few rows the sums of all blocks are too much beside them
-        if min(blocks, many * tiles) > _FEWER * most:
+    tiles = -(-apiece // high)
+    blocks = 1 if batches * tiles * high * columns <= _ONE_BLOCK else tile.occupancy * multiprocessors(rows)
+    sparing = 3 * count * itemsize // (_SPARED * 2 * 4)
+    if 1 < min(blocks, batches * tiles) > sparing:  # of few rows the sums of all blocks are too much beside them
+        if min(blocks, batches * tiles) > _FEWER * sparing:
             return None
-        blocks = most
-    parts = many * -(-tiles // -(-tiles // max(1, blocks // many)))
+        blocks = sparing
+    parts = batches * -(-tiles // -(-tiles // max(1, blocks // batches)))
     return _Staying(tile, parts, tiles, max(1, high * columns // max(columns, 32 * warps * vector)), values <= _VALUES)
 
 
