@@ -667,7 +667,7 @@ def of_two_products(tile=(128, 64, 64), warps=8, turned=(True, True), other=64):
 ABREAST = [
     Row("the tiles lie otherwise than each other", None, {"turned": (True, False)}, {"turned": (False, False)}),
     Row("panels of one tile do not go on as those of the next", None,
-        {"turned": (False, False), "other": 32}, {"turned": (False, False)}),
+        {"turned": (False, False), "tile": (128, 32, 64)}, {"turned": (False, False), "tile": (128, 32, 64), "other": 32}),
     Row("groups of warps have columns of their own: 64 of 128", None, {"tile": (64, 64, 64)}, {"tile": (64, 64, 64), "warps": 4}),
 ]  # fmt: skip
 

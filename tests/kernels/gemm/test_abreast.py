@@ -92,7 +92,7 @@ def dealt_out_as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(products, "_recipes", {})
     monkeypatch.setattr(products, "staged_operands", lambda a, b: True)
     monkeypatch.setattr(products, "on_cpu", lambda x: False)
-    monkeypatch.setattr(schedules, "multiprocessors", lambda x: 12)
+    monkeypatch.setattr(products, "multiprocessors", lambda x: 12)
 
 
 @pytest.mark.parametrize("added", [False, True], ids=["alone", "added to c"])

@@ -8,7 +8,7 @@ import pytest
 
 import tilekit as tk
 from tilekit import api, kernels
-from tilekit.kernels._gemm import products, schedules
+from tilekit.kernels._gemm import products
 from tilekit.kernels._gemm.packing import packed, packing_of
 from tilekit.kernels._gemm.vectors import products_of_vectors, vectors_of
 from tilekit.kernels._host import Launches
@@ -91,7 +91,7 @@ def test_the_transpose_where_its_operands_alone_come_ahead(device, monkeypatch, 
     monkeypatch.setattr(products, "_recipes", {})
     monkeypatch.setattr(products, "staged_operands", lambda a, b: a.unit == 1)
     monkeypatch.setattr(products, "on_cpu", lambda x: False)
-    monkeypatch.setattr(schedules, "multiprocessors", lambda x: 12)
+    monkeypatch.setattr(products, "multiprocessors", lambda x: 12)
     a, b, c = operand((300, 1000), np.float32), operand((1000, 520), np.float32), operand((300, 520), np.float32)
     options = {"alpha": 0.5, "beta": 2, "precision": "tf32", "splits": splits}
     y = kernels.gemm(laid(a, True), laid(b, True), api.from_host(c), **options).to_host().sync()

@@ -497,7 +497,7 @@ def test_where_steps_are_dealt_out():
 def test_blocks_stay_where_operands_come_ahead():
     assert schedule(8192, 8192, 8192).blocks == 132
     assert schedule(8192, 8192, 8192, count=78).blocks == 78
-    assert schedule(512, 512, 512).blocks == 64
+    assert schedule(512, 512, 512).blocks == 128
     assert schedule(4096, 4096, 4096, staged=False).blocks == 4096 // 128 * 4096 // 64
     assert schedule(4096, 4096, 4096, staged=False, copied=True, count=108).blocks == 108
     assert schedule(8192, 8192, 8192, beside=2).columns == 256

@@ -75,7 +75,7 @@ _LARGE, _BLOCKS = 128 * 128, 2
 # Clocks of a kernel before the first tile has come and after the last, and of a round of blocks; elements that are stored in one;
 # bytes that come from memory in one, or go there; clocks to the work of the next kernel.
 _LATENCY, _ROUND, _STORED, _MEMORY, _NEXT = 3000, 1000, 10, 2400, 2400
-_LEAST, _FEW, _MOST_SPLITS, _LEAST_SHARE = 16, 4, 64, 64
+_LEAST, _FEW, _MOST_SPLITS, _LEAST_SHARE, _MOST_NARROW = 16, 4, 64, 64, 32
 
 
 def exact_way(
@@ -127,13 +127,17 @@ def _ways(shape: tuple[int, int, int, int], beside: int, even: bool, fetched: bo
 
 def _cut(m: int, n: int, beside: int, even: bool) -> Iterator[ExactWay]:
     """Tiles that are cut down to the product."""
+    # Of 16 columns or fewer a thread with many elements loads much for each step (21 x 6445 x 13 x 1720: 667 us, 485).
+    narrow = min(m, n) <= _LEAST
     for rows, columns in (*_SIZES, *_SMALL, *_FLAT):
         flat, small = (rows, columns) in _FLAT, (rows, columns) in _SMALL
         if flat and _beyond(m, n, rows, columns) * _SPARED > min(_beyond(m, n, *size) for size in _SIZES):
             continue
         bm, bn = (max(_LEAST, min(size, power(extent))) for size, extent in ((rows, m), (columns, n)))
-        large, depth = bm * bn >= _LARGE and not beside, _SMALL_DEPTH if small else _DEPTH
+        large, depth = bm * bn >= _LARGE and not beside, _SMALL_DEPTH if small or narrow else _DEPTH
         for elements, share in (_FLAT_SHARES if flat else _SMALL_SHARES if small else _SHARES).items():
+            if narrow and elements > _MOST_NARROW:
+                continue
             warps = max(1, min(8, bm * bn // (32 * elements)))
             warps = warps if even or not large else 4
             products, brought = bm * bn * depth / _PRODUCTS, (bm + bn) * depth / _DEPTH

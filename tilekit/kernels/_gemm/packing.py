@@ -14,6 +14,7 @@ from typing import Any
 
 import tilekit as tk
 from tilekit._tensor.tensor import Tensor
+from tilekit.kernels._gemm.model import FEW_ROWS
 from tilekit.kernels._host import multiprocessors, shaped
 from tilekit.kernels._launches import New
 from tilekit.kernels._staging import LINES, aligned
@@ -123,11 +124,13 @@ def _microseconds(plan: Plan, other: Plan, operands: tuple[Tensor, Tensor], pack
     """How long the product takes with operands that are packed, by the `other` plan, and without."""
     as_it_is, staged = plan[0], other[0]
     multiplied = staged.clocks / _CLOCKS
-    if math.isinf(multiplied):  # few rows, whose operands are what takes time
+    if math.isinf(multiplied):  # of which there is no model
         multiplied = sum(x.nbytes for x in operands) / _BYTES + _NEXT
     multiplied = max(multiplied, math.prod(operands[0].shape[:-1]) * operands[1].shape[-1] * operands[0].itemsize / _STORED)
     moved = sum(2 * x.nbytes for x, strides in zip(operands, packing, strict=True) if strides)
-    if not plan[-1]:
+    if not plan[-1] and min(operands[0].shape[-2], operands[1].shape[-1]) <= FEW_ROWS:
+        unpacked = sum(x.nbytes for x in operands) / _BYTES + 2 * _NEXT
+    elif not plan[-1]:
         unpacked = as_it_is.share * (_ROUND * -(-as_it_is.blocks // multiprocessors(operands[0])) + _STEP)
     elif operands[0].itemsize == 4 and as_it_is.clocks < math.inf:
         unpacked = as_it_is.clocks / _CLOCKS

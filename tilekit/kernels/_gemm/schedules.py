@@ -27,6 +27,7 @@ __all__ = [
 ]  # fmt: skip
 
 _WARPGROUP_ROWS = 64
+_LOADING_WARPS = 16  # of a multiprocessor, where tiles are loaded as the loop goes
 # Tiles for 16-bit operands in stages of shared memory on GPUs without products by warpgroups: a warp multiplies 64 x 32.
 _COPIED = (128, 128, 64, 8, None)
 # Tiles that are loaded as the loop goes, by the operands' dtype: rows, columns, depth, warps, and the blocks of a multiprocessor.
@@ -180,7 +181,7 @@ def _schedule(
         if not copied and -(-k // bk) <= FEW_STEPS and bm * bn >= LARGE:
             bm, warps = bm // 2, warps // 2
         occupancy = occupancy if bm * bn >= LARGE and even and not beside else None
-        parts = splits or _parts(batch * -(-m // bm) * -(-n // bn), -(-k // bk), count)
+        parts = splits or _parts(batch * -(-m // bm) * -(-n // bn), -(-k // bk), count, warps if min(m, n) <= FEW_ROWS else None)
     if num_warps is not None:
         warps = num_warps
     steps = -(-k // bk)
@@ -214,6 +215,9 @@ def _smaller(shape: tuple[int, int, int, int], count: int, tile: tuple[int, int,
     return bm, bn, bk, max(1, min(warps, bm * bn // 512))
 
 
-def _parts(tiles: int, steps: int, count: int) -> int:
-    """As many parts as give each multiprocessor a block, of 8 tiles along K at least."""
-    return max(1, min(MOST_SPLITS, count // max(1, tiles), steps // 8))
+def _parts(tiles: int, steps: int, count: int, few: int | None = None) -> int:
+    """As many parts as give each multiprocessor a block, of 8 tiles along K at least; of few rows or columns, which are bound by
+    what comes from memory, several blocks of so many warps, of 4 tiles. (7 x 3766 x 10868 in tf32: 79 us in 2 parts, 60 in 17.)
+    """
+    blocks, least = (1, 8) if few is None else (max(1, _LOADING_WARPS // few), 4)
+    return max(1, min(MOST_SPLITS, count * blocks // max(1, tiles), steps // least))
