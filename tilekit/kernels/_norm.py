@@ -157,6 +157,7 @@ def _joined(means, squares, size, n, per_n, index):
     """
     counts = tk.maximum(tk.minimum(n - tk.arange(means.shape[-1], dtype=index)[None, :] * size, size), 0).astype(means.dtype)
     mean = _mean(tk.sum(means * counts, -1, keepdims=True), n, per_n)
+    mean = mean + _mean(tk.sum((means - mean) * counts, -1, keepdims=True), n, per_n)  # large sums are rounded
     beyond = means - mean
     return mean, squares + beyond * beyond * counts, beyond
 
