@@ -62,7 +62,7 @@ FEW_ROWS = 32
 _LEAST_COLUMNS, _FEW_TILES, _STAGE, _MOST_DEPTH, _LINE = 16, ((64, 4), (128, 8), (256, 8)), 32 << 10, 512, 128
 # Blocks that share the turns of a tile, in a cluster: clocks for each of them, and bytes of sums that come to the first in one.
 # So much of the multiprocessors has room for clusters of two, of three, ...
-_SHARING, _SENT, _PLACES = 150, 32, {2: 1.0, 3: 0.95, 4: 0.8, 6: 0.8, 8: 0.8}
+_SHARING, _SENT, _PLACES = 150, 20, {2: 1.0, 3: 0.95, 4: 0.8, 6: 0.8, 8: 0.8}
 # With tiles of so many bytes for each element of a large one beside it, its accumulator does not fit the registers.
 _BESIDE = 4
 # Blocks next to each other, or one below the other, that load a tile once for all of them. Of large tiles, two do if they visit

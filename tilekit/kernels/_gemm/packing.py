@@ -111,7 +111,8 @@ def best_packing(
     """
     wanted = packing_of(a, b, deep=deep)
     best, chosen = math.inf, (AS_THEY_LIE, plan)
-    for packing in {wanted, (wanted[0], None)} - {AS_THEY_LIE}:  # a `b` of float32 may be turned over on its way
+    # One operand of float32 may be turned over on its way: `b`, or `a` where the transpose is computed.
+    for packing in {wanted, (wanted[0], None), (None, wanted[1])} - {AS_THEY_LIE}:
         other = planned(_described(a, packing[0]), _described(b, packing[1]))
         if other[-1]:
             taken, without = _microseconds(plan, other, (a, b), packing)
