@@ -383,10 +383,10 @@ def adds_a_complex_number(y):
 
 
 def takes_many(y):
-    def first(*values):  #: functions in kernels take plain parameters: *args and **kwargs do not exist there
-        return values[0]
+    def first(**values):  #: **values does not exist in kernels, which have no dictionaries: give each parameter a name
+        return values["a"]
 
-    y.store(first(1.0))
+    y.store(first(a=1.0))
 
 
 def recurses(y):
@@ -604,8 +604,8 @@ def prints_with_keywords(y):
 
 
 def takes_keywords_alone(y):
-    add = lambda a, *, b: a + b  #: functions in kernels take plain parameters: leave out the * and the / among them  # noqa: E731
-    y.store(add(1, b=2))
+    add = lambda a, *, b: a + b  # noqa: E731
+    y.store(add(1, 2))  #: the lambda: too many positional arguments; it is called as the lambda(a, *, b)
 
 
 def calls_a_dtype(y):

@@ -64,7 +64,7 @@ def is_constant(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-def literal(value: Any, at: ast.expr) -> ast.expr:
+def literal(value: Any, at: ast.stmt | ast.expr) -> ast.expr:
     """The node of a constant, at the place of another."""
     node: ast.expr
     if isinstance(value, tuple):

@@ -76,6 +76,10 @@ def _check(node: ast.AST, source: KernelSource, *, nested: bool) -> None:
         raise source.error(reason, getattr(node, "lineno", source.tree.lineno))
     nested = nested or isinstance(node, ast.FunctionDef)
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.keyword) and child.arg is None and isinstance(child.value, ast.Dict):
+            for value in child.value.values:  # see `arguments`
+                _check(value, source, nested=nested)
+            continue
         _check(child, source, nested=nested)
 
 
@@ -95,10 +99,8 @@ def _refused_target(node: ast.AST) -> str | None:
 
 def _refused_function(node: ast.FunctionDef | ast.Lambda) -> str | None:
     """What a function inside a kernel cannot have."""
-    if node.args.vararg or node.args.kwarg:
-        return "functions in kernels take plain parameters: *args and **kwargs do not exist there"
-    if node.args.kwonlyargs or node.args.posonlyargs:
-        return "functions in kernels take plain parameters: leave out the * and the / among them"
+    if node.args.kwarg:
+        return f"**{node.args.kwarg.arg} does not exist in kernels, which have no dictionaries: give each parameter a name"
     name = node.name if isinstance(node, ast.FunctionDef) else None
     if any(isinstance(inner, ast.Name) and inner.id == name for inner in ast.walk(node)):
         return f"{name} calls itself: recursion does not exist in kernels; write a loop"

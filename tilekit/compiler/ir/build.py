@@ -7,7 +7,7 @@ shape of a tile, the rank of a tensor) is a constant from here on, and a branch 
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.frontend.bound import BoundKernel, stored
@@ -15,6 +15,7 @@ from tilekit.compiler.frontend.liveness import is_endless
 from tilekit.compiler.frontend.syntax import NOT_UNPACKED, WRONG_LENGTH
 from tilekit.compiler.frontend.unrolling import without_jumps
 from tilekit.compiler.ir.calls import Calls
+from tilekit.compiler.ir.choices import choices_in, picked, picked_environment
 from tilekit.compiler.ir.constants import (
     constant_of,
     is_known,
@@ -48,6 +49,7 @@ from tilekit.lang.tile import NO_ITERATION
 
 __all__ = ["Unsupported", "build", "build_function"]
 
+_MOST_UNSWITCHED = 2  # conditions that choose tensors: each doubles what a loop has in it
 _ROUNDS = 4  # a type widens from int to float, and a tuple of such by its parts: each takes a round at most
 
 
@@ -183,12 +185,21 @@ class _Builder(Calls):
         condition = self.condition(node.test, environment)
         if is_known(condition):
             return self.block(node.body if condition.value else node.orelse, environment)  # type: ignore[union-attr]
-        one, other = dict(environment), dict(environment)
-        first = self.nested(lambda: self.block(node.body, one))
-        second = self.nested(lambda: self.block(node.orelse, other))
-        operation = Operation("if", [condition], self.location(node), regions=[first[0], second[0]])
+        return self.ways(node, condition, lambda way, env: self.block((node.body, node.orelse)[way], env), environment)
+
+    def ways(
+        self,
+        node: ast.If | ast.For | ast.While,
+        condition: Operand,
+        walk: Callable[[int, Environment], bool],
+        environment: Environment,
+    ) -> bool:
+        """A branch, whose ways `walk` builds."""
+        environments = [picked_environment(environment, condition, way) for way in (0, 1)]
+        built = [self.nested(lambda way=way: walk(way, environments[way])) for way in (0, 1)]  # type: ignore[misc]
+        operation = Operation("if", [condition], self.location(node), regions=[region for region, _ in built])
         self.region.operations.append(operation)
-        ways = [(region, env) for (region, falls), env in ((first, one), (second, other)) if falls]
+        ways = [(region, env) for (region, falls), env in zip(built, environments, strict=True) if falls]
         written = stored(ast.walk(node))
         live = self.frame.liveness.after.get(id(node), written)
         for name in sorted(written - live):
@@ -202,11 +213,33 @@ class _Builder(Calls):
     # ----------------------------------------------------------------------------------------------------------------- loops
 
     def loop(self, node: ast.For | ast.While, environment: Environment) -> bool:
-        liveness, written = self.frame.liveness, stored(ast.walk(node))
-        live = liveness.after.get(id(node), written) | liveness.again.get(id(node), written)
         kind, over, options = ("while", [], {}) if isinstance(node, ast.While) else self.iteration(node, environment)
         if isinstance(node, ast.For) and kind == "each" and isinstance(over[0], Group):
             return self.unrolled(node, over[0].parts, environment)
+        return self.turns(node, kind, over, options, environment)
+
+    def turns(
+        self, node: ast.For | ast.While, kind: str, over: list[Operand], options: Environment, environment: Environment
+    ) -> bool:
+        """A loop that stays one; where it reads a tensor that a condition chooses, there is one for each."""
+        read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        choice = next(choices_in(over), None)
+        if choice is None and self.unswitched < _MOST_UNSWITCHED:
+            choice = next(choices_in(operand for name, operand in environment.items() if name in read), None)
+        if choice is not None:
+            condition = choice.condition
+
+            def walk(way: int, env: Environment) -> bool:
+                return self.turns(node, kind, [picked(one, condition, way) for one in over], options, env)
+
+            self.unswitched += 1
+            try:
+                return self.ways(node, condition, walk, environment)
+            finally:
+                self.unswitched -= 1
+        over = [self.materialized(one) for one in over]
+        liveness, written = self.frame.liveness, stored(ast.walk(node))
+        live = liveness.after.get(id(node), written) | liveness.again.get(id(node), written)
         carried = sorted(written & live)
         entry = {name: environment.get(name, UNDEFINED) for name in carried}
         for _ in range(_ROUNDS):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -33,8 +33,6 @@ class Calls(Expressions):
 
     def call(self, node: ast.Call, environment: Environment, name: str) -> Operand:
         function = self.static(node.func, environment)
-        if any(k.arg is None for k in node.keywords):
-            self.refuse("arguments such as **kwargs do not exist in kernels", node)
         receiver = None
         if function is None and isinstance(node.func, ast.Attribute):
             receiver = self.expression(node.func.value, environment)
@@ -54,9 +52,11 @@ class Calls(Expressions):
         if not isinstance(function, Constant):
             self.refuse(NOT_CALLED, node)
         if isinstance(function.value, BoundKernel):
-            self.check_demanded(function.value, arguments, node)
-            frame = Frame.of(function.value, inlined=True, caller=self.frame, calling=environment, call=self.location(node))
-            return self.inline(frame, function.value.names, arguments)
+            called = function.value
+            frame = Frame.of(called, inlined=True, caller=self.frame, calling=environment, call=self.location(node))
+            parameters = self.matched(called.source.name, called.definition.args, arguments, keywords, node, frame)
+            self.check_demanded(called, parameters, node)
+            return self.inline(frame, parameters)
         if isinstance(function.value, Closure):
             return self.inline_closure(function.value, arguments, keywords, node, environment)
         if not keywords and arguments and any(function.value is one for one in BUILTINS):
@@ -72,9 +72,48 @@ class Calls(Expressions):
             arguments = self.batched(arguments, node)
         return self.emit("call", arguments, node, name, function, **keywords)
 
-    def check_demanded(self, called: BoundKernel, arguments: Sequence[Operand], node: ast.Call) -> None:
+    def matched(
+        self,
+        name: str,
+        parameters: ast.arguments,
+        arguments: Sequence[Operand],
+        keywords: Mapping[str, Operand],
+        node: ast.Call,
+        frame: Frame,
+        environment: Environment | None = None,
+    ) -> Environment:
+        """The arguments of a call by the names of the parameters; defaults stand in this frame, or environment."""
+        listed = [inspect.Parameter(a.arg, _PLAIN) for a in (*parameters.posonlyargs, *parameters.args)]
+        without = len(listed) - len(parameters.defaults)
+        listed = [p if at < without else p.replace(default=parameters.defaults[at - without]) for at, p in enumerate(listed)]
+        if parameters.vararg is not None:
+            listed.append(inspect.Parameter(parameters.vararg.arg, inspect.Parameter.VAR_POSITIONAL))
+            self.rewritten = True
+        for only, default in zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True):
+            named = inspect.Parameter(only.arg, inspect.Parameter.KEYWORD_ONLY)
+            listed.append(named if default is None else named.replace(default=default))
+        signature = inspect.Signature(listed)
+        try:
+            bound = signature.bind(*arguments, **keywords).arguments
+        except TypeError as error:
+            shown = signature.replace(parameters=[p.replace(default=p.empty) for p in listed])
+            self.refuse(f"{name}: {error}; it is called as {name}{shown}", node)
+        outer, self.frame = self.frame, frame
+        try:
+            return {
+                p.name: Group(tuple(bound.get(p.name, ())))
+                if p.kind is p.VAR_POSITIONAL
+                else bound[p.name]
+                if p.name in bound
+                else self.expression(p.default, environment or {})
+                for p in listed
+            }
+        finally:
+            self.frame = outer
+
+    def check_demanded(self, called: BoundKernel, arguments: Environment, node: ast.Call) -> None:
         """Whether types tell the arguments that are to be known when the kernel is compiled."""
-        for parameter, argument in zip(called.names, arguments, strict=True):
+        for parameter, argument in arguments.items():
             if parameter in called.demanded and constant_of(argument) is None:
                 reason = f"{parameter} is a Const parameter: it must be known when the kernel is compiled"
                 self.refuse(f"{called.definition.name}: {reason}", node)
@@ -139,12 +178,12 @@ class Calls(Expressions):
                 raise
             self.refuse(error.reason, node)
 
-    def inline(self, frame: Frame, names: Iterable[str], arguments: Iterable[Operand]) -> Operand:
+    def inline(self, frame: Frame, arguments: Environment) -> Operand:
         """A call, by the text of the function."""
         outer, loops = self.frame, self.loops
         self.frame, self.loops = frame, []
         try:
-            return self.body(frame.definition.body, dict(zip(names, arguments, strict=True)))
+            return self.body(frame.definition.body, arguments)
         finally:
             self.frame, self.loops = outer, loops
 
@@ -165,16 +204,7 @@ class Calls(Expressions):
                 self.refuse("a function that is written in another cannot be called outside of it", node)
             frame, around = frame.caller, frame.calling
         inner = closure.called_from(self.frame, environment, around, self.location(node))
-        signature = inspect.Signature([inspect.Parameter(one, _PLAIN) for one in closure.names])
-        known = dict(zip(reversed(closure.names), (self.expression(d, around) for d in reversed(closure.defaults)), strict=False))
-        try:
-            bound = signature.bind_partial(*arguments, **keywords).arguments
-            missing = [one for one in closure.names if one not in bound and one not in known]
-            if missing:
-                raise TypeError(f"missing a required argument: {missing[0]!r}")
-        except TypeError as error:
-            self.refuse(f"{closure.name}: {error}; it is called as {closure.name}({', '.join(closure.names)})", node)
-        return self.inline(inner, closure.names, [bound[one] if one in bound else known[one] for one in closure.names])
+        return self.inline(inner, self.matched(closure.name, closure.node.args, arguments, keywords, node, frame, around))
 
     def body(self, statements: Sequence[ast.stmt], environment: Environment) -> Operand:
         """What a function returns. Behind a branch in which it returns, the other one goes on with all that follows."""

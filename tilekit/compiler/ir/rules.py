@@ -15,7 +15,7 @@ import numpy as np
 
 from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.frontend.syntax import NOT_CALLED
-from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Value, leaves
+from tilekit.compiler.ir.nodes import Choice, Constant, Group, Operand, Operation, Value, View, leaves
 from tilekit.compiler.ir.types import TensorType, TileType
 from tilekit.elsewhere import CALLS, TILES, VIEWS, advice, keyword
 from tilekit.errors import CompileError
@@ -253,7 +253,9 @@ def check_condition(operand: Operand) -> None:
     Raises:
         CompileError: it is a tile with several elements, a tensor, or the like.
     """
-    if not isinstance(operand, Value):
+    if isinstance(operand, Choice):
+        check_condition(operand.first)
+    if not isinstance(operand, (Value, View)):
         return
     if isinstance(operand.type, TileType) and operand.type.shape:
         raise CompileError(f"if: {NO_TRUTH}")

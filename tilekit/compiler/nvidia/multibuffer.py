@@ -362,6 +362,7 @@ def ring(
 ) -> Any:  # fmt: skip
     compilation, state = current(), the_pipelines()
     cluster = next(iter(state.clusters.values()), ()) if state.target.multicast else ()
+    grids = tuple(one for grid in grids for one in (grid.types if isinstance(grid, types.BaseTuple) else (grid,)))
     ways = [
         _staged(grid, state, Together.along(cluster, known(shared)[n]), known(number), known(summed)[n])
         for n, grid in enumerate(grids)

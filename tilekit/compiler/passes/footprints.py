@@ -461,6 +461,11 @@ class _Walk:
 
     def _helper(self, bound: BoundKernel, node: ast.Call) -> None:
         """A call of a function: what it is given is known in it."""
+        if any(isinstance(argument, ast.Starred) for argument in node.args) or node.keywords:
+            for part in (*node.args, *(k.value for k in node.keywords)):
+                self._visit(part)
+            _Walk(bound, self.accesses, {}, set(bound.names), certain=False).run()
+            return
         known, decided = {}, set()
         for name, argument in zip(bound.names, node.args, strict=True):
             known[name] = self._value(argument)
