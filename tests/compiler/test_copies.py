@@ -82,13 +82,17 @@ def width(dtype, pitch, first):
     return bits & -bits
 
 
-CASES = [(dtype, *place) for dtype in (tk.bfloat16, tk.float32, tk.int8) for place in PLACES if width(dtype, *place[2:4]) >= 4]
+DTYPES = (tk.bfloat16, tk.float32, tk.int8)
+CASES = [(dtype, *place, 0) for dtype in DTYPES for place in PLACES if width(dtype, *place[2:4]) >= 4]
+# In panels that are wider than the tile's rows.
+CASES += [(tk.bfloat16, (100, 200), (64, columns), 200, 0, (1, 200 // columns), 128) for columns in (8, 16, 32)]
+CASES += [(tk.bfloat16, (70, 201), (32, 16), 202, 0, (1, 2), panel) for panel in (64, 128)]
 
 
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("producers", [32, 128])
-@pytest.mark.parametrize(("dtype", "extents", "shape", "pitch", "first", "index"), CASES, ids=str)
-def test_copies(monkeypatch, dtype, extents, shape, pitch, first, index, producers, turned):
+@pytest.mark.parametrize(("dtype", "extents", "shape", "pitch", "first", "index", "panel"), CASES, ids=str)
+def test_copies(monkeypatch, dtype, extents, shape, pitch, first, index, panel, producers, turned):
     """A tile in a stage is what is there of the tensor, and zeros; nothing is read from beyond its rows."""
     size, unit, nbytes = dtype.itemsize, 0 if turned else 1, width(dtype, pitch, first)
     tensor = np.full(first + extents[0] * pitch, -1, np.int64)
@@ -104,7 +108,8 @@ def test_copies(monkeypatch, dtype, extents, shape, pitch, first, index, produce
     config = Config(WARPS, 16 // size)
     with compiling(config):
         grid = TileGridType(TensorType("x", facts, config), cut_of(shape, shape), Padding())
-        lies = StagedType(np.dtype(dtype), shape[::-1] if turned else shape, (1, 0) if turned else (0, 1), config)
+        memory_shape, axes = (shape[::-1], (1, 0)) if turned else (shape, (0, 1))
+        lies = StagedType(np.dtype(dtype), memory_shape, axes, config, panel=panel)
         _, _, turns = copies.dealt(lies, nbytes, producers)
         block = Copying(producers, turns, memory)
         emulate(monkeypatch, [access, copies, relayout])

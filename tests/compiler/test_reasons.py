@@ -667,7 +667,7 @@ def of_two_products(tile=(128, 64, 64), warps=8, turned=(True, True), other=64):
 ABREAST = [
     Row("the tiles lie otherwise than each other", None, {"turned": (True, False)}, {"turned": (False, False)}),
     Row("panels of one tile do not go on as those of the next", None,
-        {"turned": (False, False), "other": 32}, {"turned": (False, False)}),
+        {"turned": (False, False), "tile": (128, 32, 64)}, {"turned": (False, False), "tile": (128, 32, 64), "other": 32}),
     Row("groups of warps have columns of their own: 64 of 128", None, {"tile": (64, 64, 64)}, {"tile": (64, 64, 64), "warps": 4}),
 ]  # fmt: skip
 
@@ -754,6 +754,58 @@ def test_why_tiles_do_not_come_ahead(row):
     assert not against.pipelines
     assert not remarks_of(without, "loads ahead")
     assert [ring.stages for ring in without.pipelines] == [4]
+
+
+# ------------------------------------------------------------------------------- why blocks do not share the turns of a loop
+
+
+@functools.cache
+def of_blocks(how=None, warps=4):
+    """A product whose tiles four blocks visit each, but for `how` it is written."""
+
+    def kernel(c: tk.Out, a: tk.In, b: tk.In, d: tk.Out):
+        for tile in c.tiles():
+            i, j = tile.index
+            if how == "written":
+                tk.store(d, (i, j), tk.zeros((64, 64), tk.float32))
+            start = 1.0 if how == "start" else 0.0
+            acc = tk.full((64, 64), 1.0, tk.float32) if how == "start" else tk.zeros(c.tile_shape, tk.float32)
+            rows = a.tiles((c.tile_shape[0], 64))[i, 1:] if how == "part" else a.tiles((c.tile_shape[0], 64))[i, :]
+            columns = b.tiles((64, c.tile_shape[1]))[1:, j] if how == "part" else b.tiles((64, c.tile_shape[1]))[:, j]
+            for x, y in tk.pipelined(rows, columns):
+                acc = tk.mma(x, y, acc)
+                if how == "more":
+                    acc = acc * 2.0
+            c.store(acc + start, tile)
+
+    side = 16 if how == "copies" else 64
+    c, x = meta(1024, 1024), meta(1024, 1024, dtype=tk.float16)
+    c = c.partition((side, side)).map(num_blocks=4 * (1024 // side) ** 2, blocks_per_tile=4)
+    return tk.kernel(kernel)(c, x, x, meta(1024, 1024).scattered()).num_warps(warps).explain("sm_90a")
+
+
+SHARED = [
+    Row("the kernel writes, or reads from others, before it", None, {"how": "written"}, {}),
+    Row("its sums begin with something else than zeros", None, {"how": "start"}, {}),
+    Row("its streams are no whole rows of tiles", None, {"how": "part"}, {}),
+    Row("its turns do more than multiply tiles of its streams and add up 32 bits", None, {"how": "more"}, {}),
+]
+
+
+@parametrized(SHARED)
+def test_why_blocks_do_not_share_turns(row):
+    """The first of them does all."""
+    against, without = of_blocks(**row.against), of_blocks(**row.without)
+    assert remarks_of(against, "split-K in a cluster") == {(False, row.reason)}
+    assert "st.async" not in against.compiled.ptx
+    assert remarks_of(without, "split-K in a cluster") == {(True, "4 blocks share its turns")}
+    assert "st.async" in without.compiled.ptx
+
+
+def test_threads_with_the_same_elements_send_none():
+    reason = "several threads have the same elements of what blocks add up together"
+    assert reason in str(of_blocks("copies", 4))
+    assert "st.async" in of_blocks("copies", 1).compiled.ptx
 
 
 # --------------------------------------------------------------------------------- what is given up when it has been compiled
@@ -852,7 +904,8 @@ def test_a_loop_is_not_rotated_where_ptxas_serialises_its_products(monkeypatch):
 # ------------------------------------------------------------------------------------------------------------------ all of them
 
 HERE = {
-    *(row.reason for row in (*RINGS, *ROTATIONS, *SPLITS, *PRODUCTS, *BY_WARPS, *ABREAST, *AHEAD)),
+    *(row.reason for row in (*RINGS, *ROTATIONS, *SPLITS, *PRODUCTS, *BY_WARPS, *ABREAST, *AHEAD, *SHARED)),
+    "several threads have the same elements of what blocks add up together",
     *GIVEN_UP,
     *NEVER_SHOWN,
     "there are no registers left for it",

@@ -14,7 +14,7 @@ import pytest
 
 import tilekit as tk
 from tilekit import api, kernels
-from tilekit.kernels import _embedding, _loss, _norm, _scan, _selection, epilogues
+from tilekit.kernels import _embedding, _loss, _norm_gradients, _scan, _selection, epilogues
 from tilekit.kernels._gemm import grouped, products
 
 B, H, F, D = tk.bfloat16, tk.float16, tk.float32, tk.float64
@@ -49,14 +49,14 @@ def rows(function, columns, dtype=F, weights=0, tensors=1):
 def weight_gradients(dtype):
     parts = [m(16, 4096).partition((1, 128)) for _ in range(2)]
     x, s = m(ROWS, 4096, dtype=dtype), m(ROWS)
-    return _norm._weight_gradients(*parts, x, x, s, s, ROWS // 16, 32, 16, True, F).num_warps(4)
+    return _norm_gradients._weight_gradients(*parts, x, x, s, s, ROWS // 16, 32, 16, True, F).num_warps(4)
 
 
 def by_parts(function, *args):
     """The launches of a gradient of a norm whose blocks do not stay."""
 
     def make():
-        with patch.object(_norm, "_staying", return_value=None):
+        with patch.object(_norm_gradients, "_staying", return_value=None):
             return rows(function, *args)()
 
     return make
@@ -116,11 +116,11 @@ KERNELS = {
     "l2_norm_backward f16 65536": (rows(kernels.l2_norm_backward, 65536, H, tensors=2), 72),
     "weight gradients f16": (lambda: weight_gradients(H), 112),
     "weight gradients f32": (lambda: weight_gradients(F), 104),
-    "sums of columns": (lambda: _norm._column_sums(m(4096).partition(128), m(16, 4096), 1, 16), 160),
+    "sums of columns": (lambda: _norm_gradients._column_sums(m(4096).partition(128), m(16, 4096), 1, 16), 160),
     "sums of columns of two": (
-        lambda: _norm._column_sums_of_two(m(128).partition(32), m(128).partition(32), m(512, 128), m(512, 128), 4, 128).num_warps(
-            8
-        ),
+        lambda: _norm_gradients._column_sums_of_two(
+            m(128).partition(8), m(128).partition(8), m(319, 128), m(319, 128), 1, 512
+        ).num_warps(8),
         96,
     ),
     "gelu f32": (rows(kernels.gelu, 4096), 48),
@@ -299,7 +299,7 @@ def test_gradients_of_norms_read_once(name, dtype, columns):
         assert first.label == "kernel _norm_backward"
         return
     assert first.label == "kernel _norm_backward_staying"
-    kernel, dealt = first.compile("sm_90a"), _norm._staying(x, x, x)
+    kernel, dealt = first.compile("sm_90a"), _norm_gradients._staying(x, x, x)
     assert kernel.spilled_bytes == 0
     assert kernel.registers * 32 * dealt.tile.num_warps * dealt.tile.occupancy <= 1 << 16
     loaded = [access for access in first.explain("sm_90a").accesses if access.parameter in ("x", "dy", "dx", "extra")]
@@ -307,6 +307,41 @@ def test_gradients_of_norms_read_once(name, dtype, columns):
     if columns * dtype.itemsize % 16 == 0:
         assert {access.bits for access in loaded} == {128}
     assert second.compile("sm_90a").spilled_bytes == 0
+
+
+@pytest.mark.parametrize("columns", [64, 104])
+@pytest.mark.parametrize("dtype", [F, H], ids=str)
+def test_gradients_of_short_rows_leave_little_to_add_up(dtype, columns):
+    """No two warps share a row, so blocks may be large; what these leave is read by many blocks at once."""
+    x, w = m(10192, columns, dtype=dtype), m(columns, dtype=dtype)
+    op = kernels.layer_norm_backward(x, x, w)
+    op.consumed()
+    first, second = op.parts()
+    barriers = re.findall(r"\bBAR\.SYNC", first.compile("sm_90a").sass)
+    assert len(barriers) == 4, "none but in the sums of columns, at the end"
+    assert first.arguments[1].tensor.shape[0] <= 3 * 132
+    assert second._plan("a test").grid == (columns // 8, 1, 1)
+    assert second.compile("sm_90a").sass.count("BAR.SYNC") <= 4
+
+
+@pytest.mark.parametrize("dtype", [F, H], ids=str)
+@pytest.mark.parametrize("centred", [True, False])
+def test_long_rows_are_read_twice(dtype, centred):
+    """Once for the mean and the squares (but for the first tile), and once more."""
+    x, w = m(ROWS, 100_000, dtype=dtype), m(100_000, dtype=dtype)
+    launch = launch_in(kernels.layer_norm(x, w, w) if centred else kernels.rms_norm(x, w))
+    assert launch.label == "kernel _norm_long"
+    loads = [access for access in launch.explain("sm_90a").accesses if access.parameter == "x"]
+    assert len(loads) == 2 + centred
+    assert launch.compile("sm_90a").spilled_bytes == 0
+
+
+@pytest.mark.parametrize("gap", [1, 2])
+@pytest.mark.parametrize("columns", [400, 837, 1700, 6000])
+def test_norms_of_narrow_rows_spill_nothing(gap, columns):
+    x, w = m(ROWS, columns + gap, dtype=H)[:, :columns], m(columns, dtype=H)
+    for op in (kernels.layer_norm(x, w, w), kernels.rms_norm(x, w)):
+        assert launch_in(op).compile("sm_90a").spilled_bytes == 0
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])

@@ -8,7 +8,7 @@ from closeness import FLOATS, close, normal
 
 import tilekit as tk
 from tilekit import api, kernels
-from tilekit.kernels import _norm
+from tilekit.kernels import _norm_gradients
 
 SHAPES = [(5, 7), (3, 1000), (2, 3, 33), (300, 64), (70, 128), (2, 4096), (2, 40000), (1, 140000)]
 f = api.from_host
@@ -74,8 +74,8 @@ ON_A_GPU = [
 def test_gradients_as_on_a_gpu(device, monkeypatch, rows, columns, launches, dtype):
     """Blocks that stay take several tiles each, the last of which may be partly empty; what they have is added up in one launch
     for both gradients."""
-    monkeypatch.setattr(_norm, "on_cpu", lambda x: False)
-    monkeypatch.setattr(_norm, "multiprocessors", lambda x: 2)
+    monkeypatch.setattr(_norm_gradients, "on_cpu", lambda x: False)
+    monkeypatch.setattr(_norm_gradients, "multiprocessors", lambda x: 2)
     g, x, extra = (normal((rows, columns), dtype, seed) for seed in range(3))
     x, w = x * 2 + 1, normal(columns, dtype, 3)
     for backward, eps, centred in ((kernels.layer_norm_backward, 0.1, True), (kernels.rms_norm_backward, 0.1, False)):
@@ -89,18 +89,50 @@ def test_gradients_as_on_a_gpu(device, monkeypatch, rows, columns, launches, dty
     close(dw.to_host().sync(), expected[1])
 
 
+@pytest.mark.parametrize("shape", [(3, 5, 32), (7, 300, 33), (2, 70, 300), (300, 3, 17), (2, 9, 5000)], ids=str)
+def test_gradients_of_batches_with_gaps_as_on_a_gpu(device, monkeypatch, shape):
+    """Blocks that stay take rows of one batch each, as these lie; of longer rows there are copies first."""
+    monkeypatch.setattr(_norm_gradients, "on_cpu", lambda x: False)
+    monkeypatch.setattr(_norm_gradients, "multiprocessors", lambda x: 2)
+    batches, rows, columns = shape
+    whole = [normal((batches, rows + 3, columns), np.float32, seed) for seed in range(3)]
+    (g, x, extra), w = (f(each).sync()[:, :rows] for each in whole), normal(columns, np.float32, 3)
+    right = gradients(whole[0][:, :rows], whole[1][:, :rows], w, 0.1, True)
+    op = kernels.layer_norm_backward(g, x, f(w).sync(), 0.1)
+    assert (op.parts()[0].label == "kernel _norm_backward_staying") == (columns < 5000)
+    for found, expected in zip(op.sync(), right, strict=True):
+        close(found.to_host().sync(), expected)
+    dx, dw = kernels.add_rms_norm_backward(g, extra, x, f(w).sync(), 0.1).sync()
+    right = gradients(whole[0][:, :rows], whole[1][:, :rows], w, 0.1, False)
+    close(dx.to_host().sync(), right[0] + whole[2][:, :rows].astype(np.float64))
+    close(dw.to_host().sync(), right[1])
+
+
+@pytest.mark.parametrize("mean", [0.0, 300.0])
+@pytest.mark.parametrize("steps", [False, True])
+def test_means_of_long_rows_may_be_far_from_where_they_begin(device, mean, steps):
+    """Squares are added up beyond the mean of the first tile: as exact as beyond that of the row, also where it is another."""
+    host = normal((2, 140_000), np.float32) + np.float32(mean)
+    if steps:
+        host[:, :4096] -= np.float32(50)
+    w, b = normal(140_000, np.float32, 3), normal(140_000, np.float32, 4)
+    y = kernels.layer_norm(f(host), f(w), f(b)).to_host().sync()
+    close(y, statistics(host, 1e-5, True)[0] * w.astype(np.float64) + b)
+
+
 @pytest.mark.parametrize("count", [1, 5, 131, 132, 661, 5000, 100_003])
 @pytest.mark.parametrize("columns", [16, 700, 2048, 8192])
 @pytest.mark.parametrize("dtype", [tk.float32, tk.bfloat16, tk.float64], ids=str)
 def test_blocks_that_stay_have_about_as_many_tiles_each(count, columns, dtype):
     x = api.meta((count, columns), dtype)
-    dealt = _norm._staying(x, x, x)
+    dealt = _norm_gradients._staying(x, x, x)
     if columns * max(1, dtype.itemsize // 4) > 4096:  # the sums of its columns take more registers than there are
         assert dealt is None
         return
     if dealt is None:  # of few rows the sums of all blocks would be much of what is read
         assert 3 * count * dtype.itemsize < 8 * 8 * 132 * 6
         return
+    assert dealt.parts == 1 or 64 * dealt.parts <= 3 * count * dtype.itemsize
     tile = dealt.tile
     assert dealt.tiles == -(-count // tile.rows)
     most = -(-dealt.tiles // dealt.parts)

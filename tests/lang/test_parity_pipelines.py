@@ -216,6 +216,22 @@ def test_products_with_k_contiguous(device, left, right, precision, extents, row
     check(found, product_of(a, b.T).astype(into))
 
 
+@pytest.mark.parametrize(("left", "right", "precision"), OF_ANY, ids=str)
+@pytest.mark.parametrize("extents", [(256, 128, 640), (136, 264, 4000), (63, 70, 48), (64, 64, 0)], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "columns", "warps", "blocks"), [(64, 64, 4, 2), (128, 64, 8, 3), (64, 32, 4, 8), (32, 32, 2, 5)]
+)
+def test_products_whose_turns_blocks_share(device, left, right, precision, extents, rows, columns, warps, blocks):
+    m, n, k = extents
+    a, b = whole((m, k), left), whole((n, k), right, 1)
+    into = np.dtype(np.int32) if left in (tk.int8, tk.uint8) else tk.float32
+    c = api.zeros((m, n), into).sync().partition((rows, columns))
+    c = c.map(num_blocks=blocks * (c.grid[0] * c.grid[1] + 1), blocks_per_tile=blocks, group=(2, 2))
+    op = of_any(c, api.from_host(a), api.from_host(b), precision).generics(BM=rows, BN=columns, BK=128 // left.itemsize)
+    found = op.num_warps(warps).first().unpartition().to_host().sync()
+    check(found, product_of(a, b.T).astype(into))
+
+
 @pytest.mark.parametrize("tile", [(128, 128, 16), (64, 32, 16), (64, 64, 32), (128, 64, 8)], ids=str)
 @pytest.mark.parametrize("extents", [(136, 264, 104), (64, 60, 44), (130, 132, 20)], ids=str)
 def test_tf32_of_row_major_matrices(device, tile, extents):

@@ -6,6 +6,7 @@ from tiled import host, numbers, refuse
 
 import tilekit as tk
 from tilekit import api
+from tilekit.compiler.passes.aliasing import apart
 
 # ------------------------------------------------------------------------------------------------------------- other extents
 
@@ -324,3 +325,27 @@ def test_a_binding_that_blocks_would_race_for_is_refused(device):
         backwards.bind(x=y)
     doubled = own_index(y.partition(2), tk.slot("x", x)).graph()
     doubled.bind(x=y).launch().sync()
+
+
+def test_blocks_of_which_starred_arguments_say_where_they_load_are_not_known_to_keep_apart():
+    """As a launch that is recorded asks of tensors that look alike."""
+
+    @tk.kernel
+    def plain(y: tk.Out, x: tk.In):
+        y.store(tk.load(x, (tk.bid(0), tk.bid(1)), (2, 4)) * 2)
+
+    @tk.kernel
+    def starred(y: tk.Out, x: tk.In):
+        place = ((tk.bid(0), tk.bid(1)), (2, 4))
+        y.store(tk.load(x, *place) * 2)
+
+    @tk.kernel
+    def at_once(y: tk.Out, x: tk.In):
+        y.store(tk.load(x, *((tk.bid(0), tk.bid(1)), (2, 4))) * 2)
+
+    for kernel, keeps in ((plain, True), (starred, False), (at_once, False)):
+        y, x = api.meta((4, 8)).partition((2, 4)), api.meta((4, 8))
+        op = kernel(y, x)
+        op.consumed()
+        plan = op._plan("test")
+        assert apart(plan.specialisation.bound, {"y": y, "x": x}, plan.grid, "y", "x") is keeps

@@ -116,6 +116,38 @@ def test_where_tiles_or_blocks_do_not_divide_there_are_no_clusters(grid, blocks,
         assert mapped.order() == plain.order()
 
 
+@pytest.mark.parametrize("shared", [2, 3, 8])
+def test_tiles_that_several_blocks_visit_together_are_visited_once(device, shared):
+    y = api.zeros((64, 50), tk.int64).sync()
+    tiles = y.partition((16, 16))
+    mapped = tiles.map(group=(2, 1), num_blocks=shared * 17, blocks_per_tile=shared)
+    assert mapped.blocks_per_tile == shared
+    places(mapped).sync()
+    np.testing.assert_array_equal(host(y), expected_places((64, 50), (16, 16), (2, 1), None))
+
+
+@pytest.mark.parametrize(("blocks", "shared", "kept"), [(64, 4, 4), (63, 4, 1), (60, 4, 1), (66, 4, 1), (128, 8, 8), (1, 1, 1)])
+def test_where_blocks_are_too_few_none_share_a_tile(blocks, shared, kept):
+    tiles = api.meta((64, 64)).partition((16, 16))
+    mapped = tiles.map(num_blocks=blocks, blocks_per_tile=shared)
+    assert mapped.blocks_per_tile == kept
+    shown = "" if kept == 1 else f", blocks_per_tile={kept}"
+    assert repr(mapped).endswith(f".map(group=(1, 1), num_blocks={blocks}{shown})")
+    assert (mapped.traits is tiles.map(num_blocks=blocks).traits) == (kept == 1)
+
+
+@pytest.mark.parametrize("wrong", [0, 9, -1, True, 2.0, "2"])
+def test_how_many_blocks_visit_a_tile_is_from_1_to_8(wrong):
+    with pytest.raises(ValueError, match=rf"^blocks_per_tile is an int from 1 to 8, not {wrong!r}$"):
+        api.meta((64, 64)).partition((16, 16)).map(num_blocks=64, blocks_per_tile=wrong)
+
+
+def test_blocks_share_a_tile_or_visit_several_together():
+    tiles = api.meta((64, 64)).partition((16, 16))
+    with pytest.raises(ValueError, match=r"blocks_per_tile is 4, and cluster \(2, 1\): blocks share a tile, or visit several"):
+        tiles.map(num_blocks=64, cluster=(2, 1), blocks_per_tile=4)
+
+
 @pytest.mark.parametrize("blocks", [1, 3, 132, None])
 @pytest.mark.parametrize(
     ("shape", "tile"),

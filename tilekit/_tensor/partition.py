@@ -172,6 +172,7 @@ class Partition(NoOperators):
         group: int | tuple[int, ...] | None = None,
         num_blocks: int | None = None,
         cluster: int | tuple[int, ...] | None = None,
+        blocks_per_tile: int = 1,
     ) -> MappedPartition:
         """The partition for a persistent kernel: `num_blocks` blocks that visit all tiles, `for tile in y.tiles():`.
 
@@ -185,19 +186,24 @@ class Partition(NoOperators):
                 same time: `(2, 1)` for two, one below the other. What `tk.pipelined` loads for all of them, or for all along one
                 dimension, then comes once, where the GPU has clusters of blocks. Tiles are counted cluster by cluster. Where the
                 tiles or the blocks do not divide into clusters there are none.
+            blocks_per_tile: how many neighbouring blocks visit each tile together, up to 8, where the GPU has clusters of blocks
+                and `num_blocks` are that many for every tile. They share out the turns of a loop over `tk.pipelined` that adds up
+                products (split-K), and add up what each has through their shared memory; the first of them does the rest. Of
+                kernels that have no such loop, the first does all. Instead of `cluster`.
             num_blocks: the number of blocks. By default that of the device's multiprocessors; 4 on a CPU device, 1 for a meta
                 tensor.
 
         Raises:
             TypeError: this is a prefix or a map already, or `num_blocks` is no int.
-            ValueError: `group` does not fit the rank; a count is not positive, or there are more than 2^62 tiles.
+            ValueError: `group` does not fit the rank; a count is not positive, or there are more than 2^62 tiles;
+                `blocks_per_tile` is not from 1 to 8, or stands beside a cluster.
         """
         self._check_plain("map")
         if num_blocks is None:
             num_blocks = self.storage.device.driver.multiprocessors if self.storage is not None else 1
         ones = (1,) * len(self.tile_shape)
         shapes = [ones if shape is None else as_shape(shape) for shape in (group, cluster)]
-        return MappedPartition(self.tensor, self.tile_shape, shapes[0], num_blocks, shapes[1])
+        return MappedPartition(self.tensor, self.tile_shape, shapes[0], num_blocks, shapes[1], blocks_per_tile)
 
     def _check_plain(self, what: str) -> None:
         if type(self) is not Partition:
@@ -260,10 +266,11 @@ class MappedPartition(Partition):
         group: how many tiles a group has along each dimension.
         num_blocks: how many blocks a launch has, along axis 0 of its grid.
         cluster: how many tiles along each dimension neighbouring blocks visit together; None where they do not.
+        blocks_per_tile: how many neighbouring blocks visit each tile; 1 where they are too few.
         many: whether to count its tiles takes more than 31 bits (internal).
     """
 
-    __slots__ = ("cluster", "group", "many", "num_blocks")
+    __slots__ = ("blocks_per_tile", "cluster", "group", "many", "num_blocks")
 
     def __init__(
         self,
@@ -272,6 +279,7 @@ class MappedPartition(Partition):
         group: tuple[int, ...],
         num_blocks: int,
         cluster: tuple[int, ...] | None = None,
+        blocks_per_tile: int = 1,
     ) -> None:
         super().__init__(tensor, tile_shape)
         if isinstance(num_blocks, bool):
@@ -294,7 +302,9 @@ class MappedPartition(Partition):
             )
         self.many = counted > _FEW_TILES
         self.cluster = self._possible(cluster)
-        self.traits = Traits.of((tensor.traits, tile_shape, "map", group, self.num_blocks, self.cluster))
+        self.blocks_per_tile = self._sharing(blocks_per_tile)
+        key = tensor.traits, tile_shape, "map", group, self.num_blocks, self.cluster, self.blocks_per_tile
+        self.traits = Traits.of(key)
 
     def _possible(self, cluster: tuple[int, ...] | None) -> tuple[int, ...] | None:
         """A cluster, if tiles and blocks divide into such."""
@@ -308,6 +318,16 @@ class MappedPartition(Partition):
         divides = all(count % n == 0 for count, n in zip(self.grid, cluster, strict=True))
         return cluster if divides and self.num_blocks % math.prod(cluster) == 0 else None
 
+    def _sharing(self, blocks: int) -> int:
+        """How many blocks visit a tile together, if there are as many for each."""
+        if type(blocks) is not int or not 1 <= blocks <= _MOST_IN_CLUSTER:
+            raise ValueError(f"blocks_per_tile is an int from 1 to {_MOST_IN_CLUSTER}, not {blocks!r}")
+        if blocks > 1 and self.cluster is not None:
+            raise ValueError(
+                f"blocks_per_tile is {blocks}, and cluster {self.cluster}: blocks share a tile, or visit several together"
+            )
+        return blocks if self.num_blocks % blocks == 0 and math.prod(self.grid) * blocks <= self.num_blocks else 1
+
     def order(self) -> list[tuple[int, ...]]:
         """The indices of all tiles in the order in which they are counted: block `b` visits `order()[b::num_blocks]`."""
         tiles = self.grid
@@ -315,7 +335,8 @@ class MappedPartition(Partition):
 
     def __repr__(self) -> str:
         cluster = f", cluster={self.cluster}" if self.cluster else ""
-        return f"{super().__repr__()}.map(group={self.group}, num_blocks={self.num_blocks}{cluster})"
+        sharing = f", blocks_per_tile={self.blocks_per_tile}" if self.blocks_per_tile > 1 else ""
+        return f"{super().__repr__()}.map(group={self.group}, num_blocks={self.num_blocks}{cluster}{sharing})"
 
 
 class Scattered(Partition):

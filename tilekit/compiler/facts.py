@@ -38,6 +38,7 @@ class TensorFacts(NamedTuple):
         group: of a mapped partition, the number of tiles in a group along each dimension; None for all else.
         cut_class: of a mapped partition, a number that those share which have the same shape, tiles, group and cluster.
         cluster: of a mapped partition, the number of tiles in a cluster along each dimension; None if there are none.
+        blocks_per_tile: of a mapped partition, how many blocks visit each tile together.
         many: whether tiles of all its dimensions may be so many together that to count them takes more than 31 bits: a tensor
             has so many elements, or a mapped partition so many tiles.
         steps: whether each stride is one that a tensor map can have: not negative, and below 2^40 bytes.
@@ -57,6 +58,7 @@ class TensorFacts(NamedTuple):
     group: tuple[int, ...] | None = None
     cut_class: int = 0
     cluster: tuple[int, ...] | None = None
+    blocks_per_tile: int = 1
     many: bool = False
     steps: bool = True
     short: int = 0

@@ -38,6 +38,7 @@ from tilekit.compiler.passes.prefetched import load_in_turns
 from tilekit.compiler.passes.rings import Unfit, make_rings
 from tilekit.compiler.passes.rolled import roll_up_turns
 from tilekit.compiler.passes.rotation import rotate_products
+from tilekit.compiler.passes.shared_turns import share_turns
 from tilekit.compiler.passes.slices import load_from_whole_tensors
 from tilekit.compiler.passes.splitting import split_by_masks
 from tilekit.compiler.passes.spreading import spread_beside_products
@@ -67,7 +68,8 @@ PASSES: tuple[Callable[[Region], object], ...] = (
     load_from_whole_tensors, end_turns_together, load_in_turns, join_first_turns, accumulate_products, unswitch_loops,
     roll_up_turns, mask_tiles, streams_from_loads, order_visits, stage_operands, fuse_exponentials, carry_scaled_maxima,
     eliminate_dead_code, add_up_by_parts, calculate_rows_first, rotate_products, gather_masks, split_by_masks,
-    eliminate_dead_code, load_beside_products, spread_beside_products, read_as_operands, multiply_abreast, find_multiples,
+    eliminate_dead_code, share_turns, load_beside_products, spread_beside_products, read_as_operands, multiply_abreast,
+    find_multiples,
 )  # fmt: skip
 """In the order in which they run. Each rewrites a kernel in place, or finds something out; its module says when it is legal."""
 # For products by warpgroups: their results are not there at once, and their first operands may be in registers.
@@ -118,6 +120,8 @@ def optimized(
         watch("built", kernel)
     for rewrite in PASSES:
         if (rewrite in _ASYNCHRONOUS and not named(target).wgmma) or (rewrite is rotate_products and not rotate):
+            continue
+        if rewrite is share_turns and not named(target).clusters:
             continue
         result = _run(rewrite, kernel)
         if counts is not None:

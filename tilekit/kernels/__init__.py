@@ -34,11 +34,11 @@ from tilekit.kernels._l2_norm import l2_norm_backward as l2_norm_backward
 from tilekit.kernels._loss import cross_entropy as cross_entropy
 from tilekit.kernels._loss import cross_entropy_backward as cross_entropy_backward
 from tilekit.kernels._norm import add_rms_norm as add_rms_norm
-from tilekit.kernels._norm import add_rms_norm_backward as add_rms_norm_backward
 from tilekit.kernels._norm import layer_norm as layer_norm
-from tilekit.kernels._norm import layer_norm_backward as layer_norm_backward
 from tilekit.kernels._norm import rms_norm as rms_norm
-from tilekit.kernels._norm import rms_norm_backward as rms_norm_backward
+from tilekit.kernels._norm_gradients import add_rms_norm_backward as add_rms_norm_backward
+from tilekit.kernels._norm_gradients import layer_norm_backward as layer_norm_backward
+from tilekit.kernels._norm_gradients import rms_norm_backward as rms_norm_backward
 from tilekit.kernels._rope import rope as rope
 from tilekit.kernels._rope import rope_backward as rope_backward
 from tilekit.kernels._scan import cumsum as cumsum

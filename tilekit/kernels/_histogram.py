@@ -14,7 +14,7 @@ import tilekit as tk
 from tilekit import api
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._host import Operand, flat, integers, on_cpu, power, result, takes_ops
-from tilekit.kernels._norm import _column_sums
+from tilekit.kernels._norm_gradients import _column_sums
 from tilekit.lang.counting import MOST_BINS
 from tilekit.ops import DeviceOp
 

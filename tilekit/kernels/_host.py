@@ -47,6 +47,7 @@ __all__ = [
     "joined",
     "lacks_rows",
     "multiprocessors",
+    "narrow_rows",
     "of_parts",
     "on_cpu",
     "out_or_new",
@@ -483,6 +484,11 @@ def _aligned(matrix: Destination) -> int:
     return max(1, min(16 // itemsize, divisor(address) // itemsize, *map(divisor, strides[:-1])))
 
 
+def narrow_rows(matrix: Tensor, nbytes: int) -> bool:
+    """Whether its rows are aligned to fewer bytes: accesses are narrower then, and each takes registers for where it is."""
+    return any(stride * matrix.itemsize % nbytes for stride in matrix.strides[:-1])
+
+
 def row_tile(
     matrix: Tensor,
     held: int = 1,
@@ -533,8 +539,9 @@ def _row_tile(
         warps, rows = more[0], more[0] * more[1] * rows
         return RowTile(rows, columns, 1, warps, None)
     values = max(1, columns // (32 * warps)) * words
-    # Up to 16 values, threads take few enough registers by themselves. A multiprocessor has 64 K of them.
-    occupancy = max(1, 2048 // (warps * values * room)) if values > _SHARE else None
+    # Up to 16 values, threads take few enough registers by themselves, but of the largest blocks, of which there shall be two.
+    # A multiprocessor has 64 K of them.
+    occupancy = max(1, 2048 // (warps * values * room)) if values > _SHARE else 2 if warps == _WARPS else None
     return RowTile(rows, columns, 1, warps, occupancy)
 
 

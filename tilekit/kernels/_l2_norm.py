@@ -25,12 +25,13 @@ from tilekit.kernels._host import (
     out_or_new,
     power,
     row_tile,
-    rows_of,
+    rows_in,
     same_shape,
     shaped,
-    takes_rows,
+    takes_batches,
 )
 from tilekit.kernels._norm import norm_parts
+from tilekit.kernels._softmax import block_row
 from tilekit.launch.copying import as_real
 from tilekit.ops import DeviceOp
 
@@ -40,25 +41,31 @@ __all__ = ["l2_norm", "l2_norm_backward"]
 @tk.kernel
 def _l2_norm(y: tk.Out, x: tk.In, steepest: float, dtype: tk.Const):
     t = tk.load_tile_like(x, y).astype(dtype)
-    y.store((t * tk.minimum(tk.rsqrt(tk.sum(t * t, 1, keepdims=True)), steepest)).astype(y.dtype))
+    y.store((t * tk.minimum(tk.rsqrt(tk.sum(t * t, -1, keepdims=True)), steepest)).astype(y.dtype))
 
 
 @tk.kernel
 def _l2_norm_long(y: tk.Out, x: tk.In, chunks: int, steepest: float, threads: tk.Const, dtype: tk.Const):
-    i = tk.bid(0)
+    at = block_row(y.tile_shape)
     square = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)  # one for each thread, and in it
     for j in range(chunks):
-        t = tk.load(x, (i, j), y.tile_shape).astype(dtype).reshape(threads)
+        t = tk.load(x, (*at, j), y.tile_shape).astype(dtype).reshape(threads)
         square = square + tk.sum(t * t, (0, 2), keepdims=True)
     r = tk.minimum(tk.rsqrt(tk.sum(square, 1)), steepest)
     for j in range(chunks):
-        tk.store(y, (i, j), (tk.load(x, (i, j), y.tile_shape).astype(dtype) * r).astype(y.dtype))
+        tk.store(y, (*at, j), (tk.load(x, (*at, j), y.tile_shape).astype(dtype) * r).astype(y.dtype))
+
+
+@tk.function
+def _total(sums, shape, parts):
+    """The sum of what the parts of a block's row have, of which it has tiles of such a shape."""
+    return tk.sum(tk.load(sums, (*block_row(shape), 0), (*shape[:-1], parts)), -1, keepdims=True)
 
 
 @tk.kernel
 def _l2_norm_joined(y: tk.Out, x: tk.In, squares: tk.In, steepest: float, parts: tk.Const):
     """Of rows whose parts other blocks have gone over."""
-    square = tk.sum(tk.load(squares, (tk.bid(0), 0), (1, parts)), 1, keepdims=True)
+    square = _total(squares, y.tile_shape, parts)
     y.store((tk.load_tile_like(x, y).astype(squares.dtype) * tk.minimum(tk.rsqrt(square), steepest)).astype(y.dtype))
 
 
@@ -75,18 +82,18 @@ def _gradient(g, t, square, along, steepest):
 @tk.kernel
 def _l2_norm_backward(dx: tk.Out, dy: tk.In, x: tk.In, steepest: float, dtype: tk.Const):
     g, t = tk.load_tile_like(dy, dx).astype(dtype), tk.load_tile_like(x, dx).astype(dtype)
-    square, along = tk.sum(t * t, 1, keepdims=True), tk.sum(g * t, 1, keepdims=True)
+    square, along = tk.sum(t * t, -1, keepdims=True), tk.sum(g * t, -1, keepdims=True)
     dx.store(_gradient(g, t, square, along, steepest).astype(dx.dtype))
 
 
 @tk.function
-def _sums(dy, x, i, first, last, shape, threads, dtype):
-    """Over row `i` in the tiles from `first` to `last` the sums of the squares, and of the elements times their gradients."""
+def _sums(dy, x, at, first, last, shape, threads, dtype):
+    """Over row `at` in the tiles from `first` to `last` the sums of the squares, and of the elements times their gradients."""
     square = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)  # one for each thread, and in it
     along = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
     for j in range(first, last):
-        t = tk.load(x, (i, j), shape).astype(dtype).reshape(threads)
-        g = tk.load(dy, (i, j), shape).astype(dtype).reshape(threads)
+        t = tk.load(x, (*at, j), shape).astype(dtype).reshape(threads)
+        g = tk.load(dy, (*at, j), shape).astype(dtype).reshape(threads)
         square = square + tk.sum(t * t, (0, 2), keepdims=True)
         along = along + tk.sum(g * t, (0, 2), keepdims=True)
     return tk.sum(square, 1), tk.sum(along, 1)
@@ -94,11 +101,11 @@ def _sums(dy, x, i, first, last, shape, threads, dtype):
 
 @tk.kernel
 def _l2_norm_backward_long(dx: tk.Out, dy: tk.In, x: tk.In, chunks: int, steepest: float, threads: tk.Const, dtype: tk.Const):
-    i = tk.bid(0)
-    square, along = _sums(dy, x, i, 0, chunks, dx.tile_shape, threads, dtype)
+    at = block_row(dx.tile_shape)
+    square, along = _sums(dy, x, at, 0, chunks, dx.tile_shape, threads, dtype)
     for j in range(chunks):
-        g, t = tk.load(dy, (i, j), dx.tile_shape).astype(dtype), tk.load(x, (i, j), dx.tile_shape).astype(dtype)
-        tk.store(dx, (i, j), _gradient(g, t, square, along, steepest).astype(dx.dtype))
+        g, t = tk.load(dy, (*at, j), dx.tile_shape).astype(dtype), tk.load(x, (*at, j), dx.tile_shape).astype(dtype)
+        tk.store(dx, (*at, j), _gradient(g, t, square, along, steepest).astype(dx.dtype))
 
 
 @tk.kernel
@@ -106,23 +113,22 @@ def _l2_norm_backward_parts(
     squares: tk.Out, alongs: tk.Out, dy: tk.In, x: tk.In, chunks: int, share: int, shape: tk.Const, threads: tk.Const
 ):
     """Block (i, s) has the s-th part of row i: `share` tiles of it."""
-    i, s = tk.bid(0), tk.bid(1)
-    square, along = _sums(dy, x, i, s * share, min(chunks, (s + 1) * share), shape, threads, squares.dtype)
-    squares.store(square)
-    alongs.store(along)
+    s = tk.bid(len(shape) - 1)
+    square, along = _sums(dy, x, block_row(shape), s * share, min(chunks, (s + 1) * share), shape, threads, squares.dtype)
+    squares.store(square.reshape(squares.tile_shape))
+    alongs.store(along.reshape(alongs.tile_shape))
 
 
 @tk.kernel
 def _l2_norm_backward_joined(dx: tk.Out, dy: tk.In, x: tk.In, squares: tk.In, alongs: tk.In, steepest: float, parts: tk.Const):
     """Of rows whose parts other blocks have gone over."""
-    i, dtype = tk.bid(0), squares.dtype
+    dtype = squares.dtype
     g, t = tk.load_tile_like(dy, dx).astype(dtype), tk.load_tile_like(x, dx).astype(dtype)
-    square = tk.sum(tk.load(squares, (i, 0), (1, parts)), 1, keepdims=True)
-    along = tk.sum(tk.load(alongs, (i, 0), (1, parts)), 1, keepdims=True)
+    square, along = _total(squares, dx.tile_shape, parts), _total(alongs, dx.tile_shape, parts)
     dx.store(_gradient(g, t, square, along, steepest).astype(dx.dtype))
 
 
-@takes_rows
+@takes_batches
 def l2_norm(x: Operand, eps: float = 1e-12, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     """Rows divided by their Euclidean norms, along the last dimension: `x / max(sqrt(sum(x * x)), eps)`.
 
@@ -140,8 +146,8 @@ def l2_norm(x: Operand, eps: float = 1e-12, *, out: Tensor | None = None) -> Dev
         TypeError, ValueError: other arguments.
     """
     check("l2_norm", x=x)
-    rows, dtype = rows_of("l2_norm", x), compute_dtype(x.dtype)
-    tile, destination = row_tile(rows), shaped(out_or_new("l2_norm", out, x), rows.shape)
+    rows, destination = rows_in("l2_norm", x, out_or_new("l2_norm", out, x))
+    tile, dtype = row_tile(rows), compute_dtype(x.dtype)
     steepest, (parts, share) = _steepest("l2_norm", eps, dtype), tile.parts(rows)
 
     def steps(new):
@@ -150,9 +156,9 @@ def l2_norm(x: Operand, eps: float = 1e-12, *, out: Tensor | None = None) -> Dev
         if tile.chunks == 1:
             launch = _l2_norm(target, rows, steepest, dtype)
         elif parts > 1:
-            n, shape = rows.shape[1], (1, tile.columns)
-            means, squares = (of_parts(new, rows.shape[0], parts, dtype) for _ in range(2))
-            cuts, threads = (means.partition((1, 1)), squares.partition((1, 1))), tile.threads(rows, destination)
+            n, shape, ones = rows.shape[-1], tile.shape(rows), (1,) * len(rows.shape)
+            means, squares = (of_parts(new, rows.shape[:-1], parts, dtype) for _ in range(2))
+            cuts, threads = (means.partition(ones), squares.partition(ones)), tile.threads(rows, destination)
             yield tile.launch(norm_parts(*cuts, rows, tile.chunks, share, n, shape, threads, False, index_dtype(n)))
             launch = _l2_norm_joined(y.partition(shape), rows, squares, steepest, power(parts))
         else:
@@ -163,7 +169,7 @@ def l2_norm(x: Operand, eps: float = 1e-12, *, out: Tensor | None = None) -> Dev
     return Launches(x, steps, x)
 
 
-@takes_rows
+@takes_batches
 def l2_norm_backward(grad: Operand, x: Operand, eps: float = 1e-12, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     """The gradient of `l2_norm` by its argument. Of rows whose norm is less than `eps` it is `grad / eps`.
 
@@ -178,8 +184,8 @@ def l2_norm_backward(grad: Operand, x: Operand, eps: float = 1e-12, *, out: Tens
     name = "l2_norm_backward"
     check(name, grad=grad, x=x)
     same_shape(name, grad=grad, x=x)
-    rows, grads, dtype = rows_of(name, x), rows_of(name, grad), compute_dtype(x.dtype)
-    tile, destination = row_tile(rows, held=2), shaped(out_or_new(name, out, x), rows.shape)
+    rows, grads, destination = rows_in(name, x, grad, out_or_new(name, out, x))
+    tile, dtype = row_tile(rows, held=2), compute_dtype(x.dtype)
     threads, (parts, share) = tile.threads(rows, grads, destination), tile.parts(rows)
     steepest = _steepest(name, eps, dtype)
 
@@ -188,8 +194,8 @@ def l2_norm_backward(grad: Operand, x: Operand, eps: float = 1e-12, *, out: Tens
         if tile.chunks == 1:
             launch = _l2_norm_backward(tile.cut(dx), grads, rows, steepest, dtype)
         elif parts > 1:
-            sums, shape = [of_parts(new, rows.shape[0], parts, dtype) for _ in range(2)], (1, tile.columns)
-            cuts = (each.partition((1, 1)) for each in sums)
+            sums, shape = [of_parts(new, rows.shape[:-1], parts, dtype) for _ in range(2)], tile.shape(rows)
+            cuts = (each.partition((1,) * len(shape)) for each in sums)
             yield tile.launch(_l2_norm_backward_parts(*cuts, grads, rows, tile.chunks, share, shape, threads))
             launch = _l2_norm_backward_joined(dx.partition(shape), grads, rows, *sums, steepest, power(parts))
         else:

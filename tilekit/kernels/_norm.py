@@ -1,4 +1,4 @@
-"""layer_norm and rms_norm of rows, with their gradients.
+"""layer_norm and rms_norm of rows, of a sum too; their gradients are in `_norm_gradients`.
 
     layer_norm(x) = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias        (Ba, Kiros and Hinton, 2016)
     rms_norm(x)   = x / sqrt(mean(x * x) + eps) * weight                      (Zhang and Sennrich, 2019)
@@ -6,77 +6,41 @@
 A row stays in registers between its sums and its result. The weights are read after the sums: before them they would only take
 up registers, and so leave room for fewer blocks, whose loads are what keeps the memory busy. Where long rows are few, several
 blocks have a part of one each, and another kernel joins what they found.
-
-The gradient by `x` needs sums along the rows, that by the weights sums along the columns. Where `x` is a sum that has another
-gradient, `extra`, that is added before the result is rounded. On a GPU, blocks that stay take one tile of whole rows after the
-other, and keep the sums along the columns in registers: everything is read once. Rows for which these are too many are read once
-for their statistics, and again by blocks that have a tile of the columns and a part of the rows each. What blocks have found is
-added up by another kernel, always in the same order: the result is the same in every run.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import tilekit as tk
-from tilekit import api
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._host import (
     Launches,
     Measured,
     Operand,
-    RowTile,
     check,
     compute_dtype,
     index_dtype,
-    multiprocessors,
+    narrow_rows,
     of_parts,
-    on_cpu,
     out_or_new,
     power,
     row_tile,
     rows_in,
-    rows_of,
     same_shape,
     shaped,
     takes_batches,
-    takes_rows,
 )
+from tilekit.kernels._softmax import block_row
 from tilekit.ops import DeviceOp, Spec
 
-__all__ = [
-    "add_rms_norm",
-    "add_rms_norm_backward",
-    "layer_norm",
-    "layer_norm_backward",
-    "norm_parts",
-    "rms_norm",
-    "rms_norm_backward",
-]
+__all__ = ["add_rms_norm", "first_mean", "layer_norm", "norm_parts", "rms_norm"]
 
 # Warps and occupancy by the bytes of an element and the columns, as measured (`row_tile`).
 _RMS_NORM = Measured({(2, 4096): (8, None), (2, 8192): (2, 4)})
 _LAYER_NORM = Measured({(2, 4096): (4, 3), (2, 8192): (4, 4)})
-_BACKWARD = Measured({(2, 8192): (8, 2)})
-# Blocks that add up weight gradients: some for each multiprocessor of a large GPU.
-_BLOCKS = 512
-# A block adds up so many tiles of rows by itself: each takes a microsecond, and another launch two.
-_ALONE = 3
-# Parts that a block reads at a time, which it waits for; and the elements of its tile, where that is wider than a sector or two.
-_HIGHEST, _ELEMENTS = 256, 2048
-# Of blocks that stay: the 32-bit values of a tile that a thread has, with which there is room to load the next tile ahead; the
-# warps, at least and at most; the values at most, of longer rows, of which none are loaded ahead; and the registers that a thread
-# gets, of 16-bit types, others, and longer rows. With these, nothing goes to local memory on sm_90a. (Blocks of 16 warps, one to
-# a multiprocessor, took twice the time for rows of 2344.)
-_VALUES, _LEAST_WARPS, _MOST_WARPS, _MOST_VALUES = 8, 4, 8, 16
-_REGISTERS_16_BIT, _REGISTERS, _REGISTERS_LONG = 80, 96, 128
-_STAYING = (9, 0)  # the compute capability that these are for
-# What blocks add up of two weights, in float32, is so many times less than what they read and write.
-_SPARED = 8
-# Elements that a block adds up where the sums of two tensors are written first: of long rows, and of batches as they lie.
+# Rows of up to so many elements leave room for several blocks, however narrow their accesses are.
+_SHORT = 8192
+# Elements that a block adds up where the sums of two tensors are written first: of long rows that are few.
 _ADDED = 1024
-# So many elements are left to one block, which saves the launch that adds up what several have.
-_ONE_BLOCK = 4096
 
 
 @tk.function
@@ -91,19 +55,19 @@ def _layer_norm(
     y: tk.Out, x: tk.In, w: tk.In, b: tk.In, n: int, per_n: float, eps: float, ragged: tk.Const, dtype: tk.Const
 ):  # fmt: skip
     t = tk.load_tile_like(x, y).astype(dtype)
-    t = t - _mean(tk.sum(t, 1, keepdims=True), n, per_n)
+    t = t - _mean(tk.sum(t, -1, keepdims=True), n, per_n)
     if ragged:  # beyond the edge there were zeros
-        t = tk.where(tk.arange(y.tile_shape[1]) < n, t, 0.0)
-    r = tk.rsqrt(tk.sum(t * t, 1, keepdims=True) * per_n + eps)
-    t = t * r * tk.load(w, 0, y.tile_shape[1]).astype(dtype)
-    y.store((t + tk.load(b, 0, y.tile_shape[1]).astype(dtype)).astype(y.dtype))
+        t = tk.where(tk.arange(y.tile_shape[-1]) < n, t, 0.0)
+    r = tk.rsqrt(tk.sum(t * t, -1, keepdims=True) * per_n + eps)
+    t = t * r * tk.load(w, 0, y.tile_shape[-1]).astype(dtype)
+    y.store((t + tk.load(b, 0, y.tile_shape[-1]).astype(dtype)).astype(y.dtype))
 
 
 @tk.kernel
 def _rms_norm(y: tk.Out, x: tk.In, w: tk.In, per_n: float, eps: float, dtype: tk.Const):
     t = tk.load_tile_like(x, y).astype(dtype)
-    r = tk.rsqrt(tk.sum(t * t, 1, keepdims=True) * per_n + eps)
-    y.store((t * r * tk.load(w, 0, y.tile_shape[1]).astype(dtype)).astype(y.dtype))
+    r = tk.rsqrt(tk.sum(t * t, -1, keepdims=True) * per_n + eps)
+    y.store((t * r * tk.load(w, 0, y.tile_shape[-1]).astype(dtype)).astype(y.dtype))
 
 
 @tk.kernel
@@ -111,28 +75,62 @@ def _add_rms_norm(y: tk.Out, h: tk.Out, x: tk.In, residual: tk.In, w: tk.In, per
     s = (tk.load_tile_like(x, y).astype(dtype) + tk.load_tile_like(residual, y).astype(dtype)).astype(h.dtype)
     h.store(s)
     t = s.astype(dtype)  # what is stored is what is normalised
-    r = tk.rsqrt(tk.sum(t * t, 1, keepdims=True) * per_n + eps)
-    y.store((t * r * tk.load(w, 0, y.tile_shape[1]).astype(dtype)).astype(y.dtype))
+    r = tk.rsqrt(tk.sum(t * t, -1, keepdims=True) * per_n + eps)
+    y.store((t * r * tk.load(w, 0, y.tile_shape[-1]).astype(dtype)).astype(y.dtype))
+
+
+@tk.kernel
+def _add_rms_norm_long(
+    y: tk.Out, h: tk.InOut, x: tk.In, residual: tk.In, w: tk.In, chunks: int, per_n: float, eps: float, threads: tk.Const,
+    dtype: tk.Const,
+):  # fmt: skip
+    """A row of sums is read again by the block that has just written it."""
+    at, shape = block_row(y.tile_shape), y.tile_shape
+    square = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)  # one for each thread, and in it
+    for j in range(chunks):
+        s = (tk.load(x, (*at, j), shape).astype(dtype) + tk.load(residual, (*at, j), shape).astype(dtype)).astype(h.dtype)
+        tk.store(h, (*at, j), s)
+        t = s.astype(dtype)
+        square = square + tk.sum((t * t).reshape(threads), (0, 2), keepdims=True)
+    r = tk.rsqrt(tk.sum(square, 1) * per_n + eps)
+    for j in range(chunks):
+        t = tk.load(h, (*at, j), shape).astype(dtype) * r * tk.load(w, j, shape[-1]).astype(dtype)
+        tk.store(y, (*at, j), t.astype(y.dtype))
 
 
 @tk.function
-def moments(x, i, first, last, shape, n, count, per_count, threads, centred, dtype, index):
-    """Of the `count` elements of row `i` in the tiles from `first` to `last`: the mean, 0 if it is not asked for, and the sum of
+def first_mean(x, at, first, shape, count, threads, dtype):
+    """Of the `count` elements of row `at` in the tiles from `first` on, the mean of those in the first of these.
+
+    The mean of all is near it: the square of what is between them is at most so many times the variance as there are tiles.
+    So the sum of the squares beyond the one follows from that beyond the other, and all is read once.
+    """
+    total = tk.sum(tk.load(x, (*at, first), shape).astype(dtype).reshape(threads), (0, 2), keepdims=True)
+    size = min(count, shape[-1])
+    return _mean(tk.sum(total, 1), size, 1.0 / tk.full((1, 1), size, dtype))
+
+
+@tk.function
+def moments(x, at, first, last, shape, n, count, per_count, threads, centred, dtype, index):
+    """Of the `count` elements of row `at` in the tiles from `first` to `last`: the mean, 0 if it is not asked for, and the sum of
     the squares of what is beyond that. A row has `n` elements.
     """
-    columns = shape[1]
+    columns, mean = shape[-1], tk.zeros((1, 1), dtype)
     total = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)  # one for each thread, and in it
-    mean = tk.sum(total, 1)
-    if centred:
-        for j in range(first, last):
-            total = total + tk.sum(tk.load(x, (i, j), shape).astype(dtype).reshape(threads), (0, 2), keepdims=True)
-        mean = _mean(tk.sum(total, 1), count, per_count)
     square = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
+    if centred:
+        mean = first_mean(x, at, first, shape, count, threads, dtype)
     for j in range(first, last):
-        t = tk.load(x, (i, j), shape).astype(dtype) - mean
-        t = tk.where(tk.arange(columns, dtype=index) + j * columns < n, t, 0.0)
+        t = tk.load(x, (*at, j), shape).astype(dtype)
+        if centred:
+            t = tk.where(tk.arange(columns, dtype=index) + j * columns < n, t - mean, 0.0)
+            total = total + tk.sum(t.reshape(threads), (0, 2), keepdims=True)
         square = square + tk.sum((t * t).reshape(threads), (0, 2), keepdims=True)
-    return mean, tk.sum(square, 1)
+    square = tk.sum(square, 1)
+    if centred:
+        total = tk.sum(total, 1)
+        mean, square = mean + total * per_count, tk.maximum(square - total * total * per_count, 0.0)
+    return mean, square
 
 
 @tk.kernel
@@ -141,13 +139,13 @@ def norm_parts(
     centred: tk.Const, index: tk.Const,
 ):  # fmt: skip
     """Block (i, s) has the s-th part of row i: `share` tiles of it."""
-    i, s, dtype = tk.bid(0), tk.bid(1), squares.dtype
+    s, dtype = tk.bid(len(shape) - 1), squares.dtype
     last = min(chunks, (s + 1) * share)
-    count = min(n, last * shape[1]) - s * share * shape[1]
+    count = min(n, last * shape[-1]) - s * share * shape[-1]
     per_count = 1.0 / tk.full((1, 1), count, dtype)
-    mean, square = moments(x, i, s * share, last, shape, n, count, per_count, threads, centred, dtype, index)
-    means.store(mean)
-    squares.store(square)
+    mean, square = moments(x, block_row(shape), s * share, last, shape, n, count, per_count, threads, centred, dtype, index)
+    means.store(mean.reshape(means.tile_shape))
+    squares.store(square.reshape(squares.tile_shape))
 
 
 @tk.function
@@ -157,8 +155,8 @@ def _joined(means, squares, size, n, per_n, index):
 
     From Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances" (1979).
     """
-    counts = tk.maximum(tk.minimum(n - tk.arange(means.shape[1], dtype=index)[None, :] * size, size), 0).astype(means.dtype)
-    mean = _mean(tk.sum(means * counts, 1, keepdims=True), n, per_n)
+    counts = tk.maximum(tk.minimum(n - tk.arange(means.shape[-1], dtype=index)[None, :] * size, size), 0).astype(means.dtype)
+    mean = _mean(tk.sum(means * counts, -1, keepdims=True), n, per_n)
     beyond = means - mean
     return mean, squares + beyond * beyond * counts, beyond
 
@@ -169,13 +167,14 @@ def _norm_joined(
     parts: tk.Const, centred: tk.Const, index: tk.Const,
 ):  # fmt: skip
     """Of rows whose parts other blocks have gone over."""
-    i, j, dtype = tk.bid(0), tk.bid(1), squares.dtype
-    t, columns = tk.load_tile_like(x, y).astype(dtype), y.tile_shape[1]
-    square = tk.load(squares, (i, 0), (1, parts))
+    j, dtype = tk.bid(len(y.tile_shape) - 1), squares.dtype
+    at, shape = (*block_row(y.tile_shape), 0), (*y.tile_shape[:-1], parts)
+    t, columns = tk.load_tile_like(x, y).astype(dtype), y.tile_shape[-1]
+    square = tk.load(squares, at, shape)
     if centred:
-        mean, square, _ = _joined(tk.load(means, (i, 0), (1, parts)), square, size, n, per_n, index)
+        mean, square, _ = _joined(tk.load(means, at, shape), square, size, n, per_n, index)
         t = t - mean
-    t = t * tk.rsqrt(tk.sum(square, 1, keepdims=True) * per_n + eps) * tk.load(w, j, columns).astype(dtype)
+    t = t * tk.rsqrt(tk.sum(square, -1, keepdims=True) * per_n + eps) * tk.load(w, j, columns).astype(dtype)
     if centred:
         t = t + tk.load(b, j, columns).astype(dtype)
     y.store(t.astype(y.dtype))
@@ -186,228 +185,17 @@ def _norm_long(
     y: tk.Out, x: tk.In, w: tk.In, b: tk.In, chunks: int, n: int, per_n: float, eps: float,
     threads: tk.Const, centred: tk.Const, dtype: tk.Const, index: tk.Const,
 ):  # fmt: skip
-    i, columns = tk.bid(0), y.tile_shape[1]
-    mean, square = moments(x, i, 0, chunks, y.tile_shape, n, n, per_n, threads, centred, dtype, index)
+    at, columns = block_row(y.tile_shape), y.tile_shape[-1]
+    mean, square = moments(x, at, 0, chunks, y.tile_shape, n, n, per_n, threads, centred, dtype, index)
     r = tk.rsqrt(square * per_n + eps)
     for j in range(chunks):
-        t = (tk.load(x, (i, j), y.tile_shape).astype(dtype) - mean) * r * tk.load(w, j, columns).astype(dtype)
+        t = (tk.load(x, (*at, j), y.tile_shape).astype(dtype) - mean) * r * tk.load(w, j, columns).astype(dtype)
         if centred:
             t = t + tk.load(b, j, columns).astype(dtype)
-        tk.store(y, (i, j), t.astype(y.dtype))
+        tk.store(y, (*at, j), t.astype(y.dtype))
 
 
-@tk.kernel
-def _norm_backward(
-    dx: tk.Out, mean: tk.Out, rstd: tk.Out, dy: tk.In, x: tk.In, w: tk.In, extra: tk.In, n: int, per_n: float, eps: float,
-    ragged: tk.Const, centred: tk.Const, dtype: tk.Const,
-):  # fmt: skip
-    t = tk.load_tile_like(x, dx).astype(dtype)
-    if centred:
-        middle = _mean(tk.sum(t, 1, keepdims=True), n, per_n)
-        mean.store(middle.reshape(mean.tile_shape))
-        t = t - middle
-        if ragged:
-            t = tk.where(tk.arange(dx.tile_shape[1]) < n, t, 0.0)
-    r = tk.rsqrt(tk.sum(t * t, 1, keepdims=True) * per_n + eps)
-    rstd.store(r.reshape(rstd.tile_shape))
-    t = t * r
-    g = tk.load_tile_like(dy, dx).astype(dtype) * tk.load(w, 0, dx.tile_shape[1]).astype(dtype)
-    d = g - t * (tk.sum(g * t, 1, keepdims=True) * per_n)
-    if centred:
-        d = d - tk.sum(g, 1, keepdims=True) * per_n
-    d = d * r
-    if extra is not None:
-        d = d + tk.load_tile_like(extra, dx).astype(dtype)
-    dx.store(d.astype(dx.dtype))
-
-
-@tk.kernel
-def _norm_backward_staying(
-    dx: tk.Out, dw: tk.Out, db: tk.Out, dy: tk.In, x: tk.In, w: tk.In, extra: tk.In, tiles: int, n: int, per_n: float,
-    eps: float, apart: tk.Const, ahead: tk.Const, ragged: tk.Const, centred: tk.Const, dtype: tk.Const,
-):  # fmt: skip
-    """Blocks that stay, and take every so-manieth tile of whole rows. A thread has `apart` rows of a tile, whose elements it adds
-    up in its own sums of columns. What is `ahead` are the loads of the next tile.
-    """
-    (rows, columns), step = dx.tile_shape, tk.num_blocks(0)
-    folded = (apart, rows // apart, columns)
-    weight, bias = tk.sum(tk.zeros(folded, dtype), 0), tk.sum(tk.zeros(folded, dtype), 0)
-    if ahead:
-        next_x, next_dy = tk.load(x, (tk.bid(0), 0), dx.tile_shape), tk.load(dy, (tk.bid(0), 0), dx.tile_shape)
-    for i in range(tk.bid(0), tiles, step):
-        if ahead:
-            t, g = next_x.astype(dtype), next_dy.astype(dtype)
-            if i + step < tiles:
-                next_x = tk.load(x, (i + step, 0), dx.tile_shape)
-                next_dy = tk.load(dy, (i + step, 0), dx.tile_shape)
-        else:
-            t = tk.load(x, (i, 0), dx.tile_shape).astype(dtype)
-            g = tk.load(dy, (i, 0), dx.tile_shape).astype(dtype)
-        if centred:
-            t = t - _mean(tk.sum(t, 1, keepdims=True), n, per_n)
-            if ragged:
-                t = tk.where(tk.arange(columns) < n, t, 0.0)
-            bias = bias + tk.sum(g.reshape(folded), 0)
-        r = tk.rsqrt(tk.sum(t * t, 1, keepdims=True) * per_n + eps)
-        t = t * r
-        weight = weight + tk.sum((g * t).reshape(folded), 0)
-        g = g * tk.load(w, 0, columns).astype(dtype)
-        d = g - t * (tk.sum(g * t, 1, keepdims=True) * per_n)
-        if centred:
-            d = d - tk.sum(g, 1, keepdims=True) * per_n
-        d = d * r
-        if extra is not None:
-            d = d + tk.load(extra, (i, 0), dx.tile_shape).astype(dtype)
-        tk.store(dx, (i, 0), d.astype(dx.dtype))
-    dw.store(tk.sum(weight, 0, keepdims=True).astype(dw.dtype))
-    if centred:
-        db.store(tk.sum(bias, 0, keepdims=True).astype(db.dtype))
-
-
-@tk.kernel
-def _norm_backward_long(
-    mean: tk.Out, rstd: tk.Out, slope: tk.Out, offset: tk.Out, dy: tk.In, x: tk.In, w: tk.In, chunks: int, n: int, per_n: float,
-    eps: float, shape: tk.Const, threads: tk.Const, centred: tk.Const, index: tk.Const,
-):  # fmt: skip
-    """Of each row what `_gradients_by_columns` needs of it."""
-    i, columns, dtype = tk.bid(0), shape[1], rstd.dtype
-    total = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
-    middle = tk.sum(total, 1)
-    if centred:
-        for j in range(chunks):
-            total = total + tk.sum(tk.load(x, (i, j), shape).astype(dtype).reshape(threads), (0, 2), keepdims=True)
-        middle = _mean(tk.sum(total, 1), n, per_n)
-    square = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
-    along = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
-    level = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
-    for j in range(chunks):
-        t = tk.load(x, (i, j), shape).astype(dtype) - middle
-        t = tk.where(tk.arange(columns, dtype=index) + j * columns < n, t, 0.0)
-        g = tk.load(dy, (i, j), shape).astype(dtype) * tk.load(w, j, columns).astype(dtype)
-        square = square + tk.sum((t * t).reshape(threads), (0, 2), keepdims=True)
-        along = along + tk.sum((g * t).reshape(threads), (0, 2), keepdims=True)
-        level = level + tk.sum(g.reshape(threads), (0, 2), keepdims=True)
-    r = tk.rsqrt(tk.sum(square, 1) * per_n + eps)
-    mean.store(middle.reshape(1))
-    rstd.store(r.reshape(1))
-    slope.store((tk.sum(along, 1) * per_n * r * r).reshape(1))
-    offset.store((tk.sum(level, 1) * per_n).reshape(1))
-
-
-@tk.kernel
-def _norm_backward_parts(
-    means: tk.Out, squares: tk.Out, alongs: tk.Out, levels: tk.Out, dy: tk.In, x: tk.In, w: tk.In, chunks: int, share: int,
-    n: int, shape: tk.Const, threads: tk.Const, centred: tk.Const, index: tk.Const,
-):  # fmt: skip
-    """As `norm_parts`, and of the gradients times the weights the sums: of these, and along the row."""
-    i, s, dtype, columns = tk.bid(0), tk.bid(1), squares.dtype, shape[1]
-    first, last = s * share, min(chunks, (s + 1) * share)
-    count = min(n, last * columns) - first * columns
-    per_count = 1.0 / tk.full((1, 1), count, dtype)
-    mean, square = moments(x, i, first, last, shape, n, count, per_count, threads, centred, dtype, index)
-    along = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
-    level = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
-    for j in range(first, last):  # beyond the edge the gradients are zeros
-        g = tk.load(dy, (i, j), shape).astype(dtype) * tk.load(w, j, columns).astype(dtype)
-        t = tk.load(x, (i, j), shape).astype(dtype) - mean
-        along = along + tk.sum((g * t).reshape(threads), (0, 2), keepdims=True)
-        level = level + tk.sum(g.reshape(threads), (0, 2), keepdims=True)
-    means.store(mean)
-    squares.store(square)
-    alongs.store(tk.sum(along, 1))
-    levels.store(tk.sum(level, 1))
-
-
-@tk.kernel
-def _norm_backward_sums(
-    mean: tk.Out, rstd: tk.Out, slope: tk.Out, offset: tk.Out, means: tk.In, squares: tk.In, alongs: tk.In, levels: tk.In,
-    size: int, n: int, per_n: float, eps: float, parts: tk.Const, centred: tk.Const, index: tk.Const,
-):  # fmt: skip
-    """Of each row what its parts say together, as in `_norm_joined`."""
-    i = tk.bid(0)
-    at, shape = (i, 0), (1, parts)
-    square, along, level = tk.load(squares, at, shape), tk.load(alongs, at, shape), tk.load(levels, at, shape)
-    middle = tk.zeros((1, 1), squares.dtype)
-    if centred:
-        middle, square, beyond = _joined(tk.load(means, at, shape), square, size, n, per_n, index)
-        along = along + beyond * level
-    r = tk.rsqrt(tk.sum(square, 1) * per_n + eps)
-    mean.store(middle.reshape(1))
-    rstd.store(r)
-    slope.store(tk.sum(along, 1) * per_n * r * r)
-    offset.store(tk.sum(level, 1) * per_n)
-
-
-@tk.kernel
-def _weight_gradients(
-    dw: tk.Out, db: tk.Out, dy: tk.In, x: tk.In, mean: tk.In, rstd: tk.In, tiles: int, share: int,
-    rows: tk.Const, centred: tk.Const, dtype: tk.Const,
-):  # fmt: skip
-    """Block (s, j) has the columns of tile j, and the s-th part of the rows: `share` tiles of them."""
-    s, j = tk.bid(0), tk.bid(1)
-    shape = (rows, dw.tile_shape[1])
-    weight, bias = tk.zeros(shape, dtype), tk.zeros(shape, dtype)
-    for i in range(s * share, min(tiles, (s + 1) * share)):
-        g, t = tk.load(dy, (i, j), shape).astype(dtype), tk.load(x, (i, j), shape).astype(dtype)
-        if centred:
-            t = t - tk.load(mean, i, rows)[:, None]
-            bias = bias + g
-        weight = weight + g * t * tk.load(rstd, i, rows)[:, None]
-    dw.store(tk.sum(weight, 0, keepdims=True).astype(dw.dtype))
-    if centred:
-        db.store(tk.sum(bias, 0, keepdims=True).astype(db.dtype))
-
-
-@tk.kernel
-def _gradients_by_columns(
-    dx: tk.Out, dw: tk.Out, db: tk.Out, dy: tk.In, x: tk.In, w: tk.In, extra: tk.In, mean: tk.In, rstd: tk.In, slope: tk.In,
-    offset: tk.In, tiles: int, share: int, centred: tk.Const, dtype: tk.Const,
-):  # fmt: skip
-    """As `_weight_gradients`, and by `x`, of rows whose sums are known."""
-    s, j = tk.bid(0), tk.bid(1)
-    (rows, columns), shape = dx.tile_shape, dx.tile_shape
-    weight, bias = tk.zeros(shape, dtype), tk.zeros(shape, dtype)
-    factor = tk.load(w, j, columns).astype(dtype)
-    for i in range(s * share, min(tiles, (s + 1) * share)):
-        g, t = tk.load(dy, (i, j), shape).astype(dtype), tk.load(x, (i, j), shape).astype(dtype)
-        r = tk.load(rstd, i, rows)[:, None]
-        if centred:
-            t = t - tk.load(mean, i, rows)[:, None]
-            bias = bias + g
-        weight = weight + g * t * r
-        d = g * factor - t * tk.load(slope, i, rows)[:, None]
-        if centred:
-            d = d - tk.load(offset, i, rows)[:, None]
-        d = d * r
-        if extra is not None:
-            d = d + tk.load(extra, (i, j), shape).astype(dtype)
-        tk.store(dx, (i, j), d.astype(dx.dtype))
-    dw.store(tk.sum(weight, 0, keepdims=True).astype(dw.dtype))
-    if centred:
-        db.store(tk.sum(bias, 0, keepdims=True).astype(db.dtype))
-
-
-@tk.kernel
-def _column_sums(y: tk.Out, x: tk.In, tiles: int, rows: tk.Const):
-    total = tk.zeros((rows, y.tile_shape[0]), x.dtype)
-    for i in range(tiles):
-        total = total + tk.load(x, (i, tk.bid(0)), (rows, y.tile_shape[0]))
-    y.store(tk.sum(total, 0).astype(y.dtype))
-
-
-@tk.kernel
-def _column_sums_of_two(y: tk.Out, z: tk.Out, a: tk.In, b: tk.In, tiles: int, rows: tk.Const):
-    """`_column_sums` of two matrices of one shape: a launch less."""
-    shape = (rows, y.tile_shape[0])
-    total, other = tk.zeros(shape, a.dtype), tk.zeros(shape, b.dtype)
-    for i in range(tiles):
-        total = total + tk.load(a, (i, tk.bid(0)), shape)
-        other = other + tk.load(b, (i, tk.bid(0)), shape)
-    y.store(tk.sum(total, 0).astype(y.dtype))
-    z.store(tk.sum(other, 0).astype(z.dtype))
-
-
-@takes_rows
+@takes_batches
 def layer_norm(x: Operand, weight: Operand, bias: Operand, eps: float = 1e-5, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     """layer_norm along the last dimension, calculated in float32 (float64 in float64).
 
@@ -428,7 +216,7 @@ def layer_norm(x: Operand, weight: Operand, bias: Operand, eps: float = 1e-5, *,
     return _forward("layer_norm", x, weight, bias, eps, out)
 
 
-@takes_rows
+@takes_batches
 def rms_norm(x: Operand, weight: Operand, eps: float = 1e-6, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     """rms_norm along the last dimension; arguments, result and errors as for `layer_norm`."""
     check("rms_norm", x=x, weight=weight)
@@ -454,17 +242,21 @@ def add_rms_norm(x: Operand, residual: Operand, weight: Operand, eps: float = 1e
     (rows, others), n = rows_in("add_rms_norm", x, residual), x.shape[-1]
     _check_weight("add_rms_norm", n, "weight", weight)
     tile, dtype = row_tile(rows, held=2), compute_dtype(x.dtype)
-    like, batches = Spec(rows.shape, x.dtype), len(rows.shape) > 2
+    like, threads = Spec(rows.shape, x.dtype), tile.threads(rows, others)
 
     def steps(new):
         h = new(like)
-        if tile.chunks == 1 and not batches:
-            y = new(like)
-            yield tile.launch(_add_rms_norm(tile.cut(y), tile.cut(h), rows, others, weight, _per(n), eps, dtype))
-        else:
+        if tile.parts(rows)[0] > 1:
             columns = min(_ADDED, power(n))
-            yield _add(h.partition((*(1,) * batches, _ADDED // columns, columns)), rows, others, dtype)
+            yield _add(h.partition((*(1,) * (len(rows.shape) - 2), _ADDED // columns, columns)), rows, others, dtype)
             y = yield rms_norm(h, weight, eps)
+            return shaped(y, x.shape), shaped(h, x.shape)
+        y = new(like)
+        own = tile.cut(y), tile.cut(h), rows, others, weight
+        if tile.chunks == 1:
+            yield tile.launch(_add_rms_norm(*own, _per(n), eps, dtype))
+        else:
+            yield tile.launch(_add_rms_norm_long(*own, tile.chunks, _per(n), eps, threads, dtype))
         return shaped(y, x.shape), shaped(h, x.shape)
 
     return Launches(x, steps)
@@ -473,51 +265,6 @@ def add_rms_norm(x: Operand, residual: Operand, weight: Operand, eps: float = 1e
 @tk.kernel
 def _add(y: tk.Out, a: tk.In, b: tk.In, dtype: tk.Const):
     y.store((tk.load_tile_like(a, y).astype(dtype) + tk.load_tile_like(b, y).astype(dtype)).astype(y.dtype))
-
-
-@takes_rows
-def layer_norm_backward(grad: Operand, x: Operand, weight: Operand, eps: float = 1e-5) -> DeviceOp[tuple[Tensor, ...]]:
-    """The gradients of `layer_norm` by `x`, `weight` and `bias`.
-
-    Args:
-        grad: the gradient by the result, of the shape and dtype of `x`.
-        x, weight, eps: what `layer_norm` was given.
-
-    Returns:
-        An op whose result is the tuple of the three gradients, in the dtypes of `x` and `weight`.
-
-    Raises:
-        TypeError, ValueError: other arguments.
-    """
-    return _backward("layer_norm_backward", grad, x, weight, eps, True)
-
-
-@takes_rows
-def rms_norm_backward(grad: Operand, x: Operand, weight: Operand, eps: float = 1e-6) -> DeviceOp[tuple[Tensor, ...]]:
-    """The gradients of `rms_norm` by `x` and `weight`, a tuple; arguments and errors as for `layer_norm_backward`."""
-    return _backward("rms_norm_backward", grad, x, weight, eps, False)
-
-
-@takes_rows
-def add_rms_norm_backward(
-    grad: Operand, grad_h: Operand, h: Operand, weight: Operand, eps: float = 1e-6
-) -> DeviceOp[tuple[Tensor, ...]]:
-    """The gradients of `add_rms_norm` by `h`, which is that by `x` and by `residual`, and by `weight`.
-
-    Args:
-        grad, grad_h: the gradients by its two results, of the shape and dtype of `h`.
-        h: the second result of `add_rms_norm`, the sum.
-        weight, eps: what `add_rms_norm` was given.
-
-    Returns:
-        An op whose result is the tuple of the two gradients, in the dtypes of `h` and `weight`.
-
-    Raises:
-        TypeError, ValueError: other arguments.
-    """
-    check("add_rms_norm_backward", h=h, grad_h=grad_h)
-    same_shape("add_rms_norm_backward", h=h, grad_h=grad_h)
-    return _backward("add_rms_norm_backward", grad, h, weight, eps, False, grad_h)
 
 
 def _check_weight(name, n, what, tensor):
@@ -530,21 +277,25 @@ def _per(n):
 
 
 def _forward(name, x, weight, bias, eps, out):
-    rows, n, dtype = rows_of(name, x), x.shape[-1], compute_dtype(x.dtype)
+    (rows, destination), n = rows_in(name, x, out_or_new(name, out, x)), x.shape[-1]
+    dtype = compute_dtype(x.dtype)
     measured = _RMS_NORM if bias is None else _LAYER_NORM
-    tile = row_tile(rows, room=3 if bias is not None and x.itemsize >= 4 else 2, measured=measured)
+    # (Of the longest rows in one tile, two blocks that keep a little in local memory are better than one.)
+    narrow = narrow_rows(rows, 16 if n <= _SHORT else 4)
+    room = 3 if (narrow and x.itemsize < 4) or (bias is not None and x.itemsize >= 4) else 2
+    tile = row_tile(rows, room=room, measured=None if narrow else measured)
     _check_weight(name, n, "weight", weight)
     if bias is not None:
         _check_weight(name, n, "bias", bias)
-    destination = shaped(out_or_new(name, out, x), rows.shape)
     centred, index, (parts, share) = bias is not None, index_dtype(n), tile.parts(rows)
 
     def steps(new):
         y = new(destination)
         target = tile.cut(y)
         if parts > 1:
-            means, squares = (of_parts(new, rows.shape[0], parts, dtype) for _ in range(2))
-            shape, cuts = (1, tile.columns), (means.partition((1, 1)), squares.partition((1, 1)))
+            means, squares = (of_parts(new, rows.shape[:-1], parts, dtype) for _ in range(2))
+            shape, ones = tile.shape(rows), (1,) * len(rows.shape)
+            cuts = means.partition(ones), squares.partition(ones)
             threads = tile.threads(rows, destination)
             yield tile.launch(norm_parts(*cuts, rows, tile.chunks, share, n, shape, threads, centred, index))
             launch = _norm_joined(
@@ -564,134 +315,3 @@ def _forward(name, x, weight, bias, eps, out):
         return shaped(y, x.shape) if out is None else out
 
     return Launches(x, steps, x)
-
-
-def _backward(name, grad, x, weight, eps, centred, extra=None):
-    check(name, grad=grad, x=x, weight=weight)
-    same_shape(name, x=x, grad=grad)
-    rows, grads, n = rows_of(name, x), rows_of(name, grad), x.shape[-1]
-    extra = None if extra is None else rows_of(name, extra)
-    _check_weight(name, n, "weight", weight)
-    if not x.size:
-        return tk.zip(api.zeros(x.shape, x.dtype), *(api.zeros(n, weight.dtype) for _ in range(1 + centred)))
-    count, dtype, cpu = rows.shape[0], compute_dtype(x.dtype), on_cpu(rows)
-    staying = _staying(rows, grads, Spec(rows.shape, x.dtype))
-    tile = row_tile(rows, held=2, room=3, measured=_BACKWARD)
-    split, apiece = tile.parts(rows)
-    wide, high, parts, share = _shares(count, n, cpu, 16 if tile.chunks == 1 else 8)  # with what else it keeps
-    if staying is not None:
-        parts = staying.parts
-
-    def steps(new):
-        dx = new(Spec(rows.shape, x.dtype))
-        # Sums over all rows are the gradients. (A kernel without a bias has the second for nothing, and does not write it.)
-        both = new(Spec((2, parts, n), weight.dtype if parts == 1 else dtype))
-        partial = both[0], both[1]
-        if staying is not None:
-            yield staying.launch(dx, *partial, grads, rows, weight, extra, eps, centred, dtype)
-        else:
-            yield from by_parts(new, dx, [part.partition((1, wide)) for part in partial], -(-count // high))
-        if parts == 1:
-            return shaped(dx, x.shape), *(shaped(part, (n,)) for part in partial[: 1 + centred])
-        gradients = [new(Spec((n,), weight.dtype)) for _ in range(1 + centred)]
-        tall, narrow = high, wide
-        if not cpu:  # the more parts there are, the fewer columns, and so blocks
-            tall = min(_HIGHEST, power(parts))
-            narrow = max(min(32, power(n)), _ELEMENTS // tall)
-        cuts, sums = [each.partition(narrow) for each in gradients], _column_sums_of_two if centred else _column_sums
-        warps = max(4, tall * narrow // 512)
-        yield sums(*cuts, *partial[: 1 + centred], -(-parts // tall), tall).num_warps(warps)
-        return shaped(dx, x.shape), *gradients
-
-    def by_parts(new, dx, cuts, tiles):
-        mean, rstd, slope, offset = (new(Spec((count,), dtype)) for _ in range(4))
-        if tile.chunks == 1:
-            own = tile.cut(dx), mean.partition(tile.rows), rstd.partition(tile.rows)
-            each = n, _per(n), eps, n != tile.columns, centred, dtype
-            yield tile.launch(_norm_backward(*own, grads, rows, weight, extra, *each))
-            yield _weight_gradients(*cuts, grads, rows, mean, rstd, tiles, share, high, centred, dtype).num_warps(4)
-            return
-        shape, threads, index = (1, tile.columns), tile.threads(rows, grads), index_dtype(n)
-        ones = [each.partition(1) for each in (mean, rstd, slope, offset)]
-        if split > 1:
-            sums = [of_parts(new, count, split, dtype) for _ in range(4)]
-            own, each = (each.partition((1, 1)) for each in sums), (tile.chunks, apiece, n, shape, threads, centred, index)
-            yield tile.launch(_norm_backward_parts(*own, grads, rows, weight, *each))
-            each = apiece * tile.columns, n, _per(n), eps, power(split), centred, index
-            yield _norm_backward_sums(*ones, *sums, *each).num_warps(1)
-        else:
-            each = tile.chunks, n, _per(n), eps, shape, threads, centred, index
-            yield tile.launch(_norm_backward_long(*ones, grads, rows, weight, *each))
-        own = dx.partition((high, wide)).prefix((parts, -(-n // wide))), *cuts
-        each = tiles, share, centred, dtype
-        yield _gradients_by_columns(*own, grads, rows, weight, extra, mean, rstd, slope, offset, *each).num_warps(4)
-
-    return Launches(x, steps)
-
-
-class _Staying(NamedTuple):
-    """How rows are dealt out to blocks that stay.
-
-    Attributes:
-        tile: of whole rows.
-        parts: the blocks.
-        tiles: those of all of them.
-        apart: how many rows of a tile a thread has.
-        ahead: whether the next tile is loaded ahead.
-    """
-
-    tile: RowTile
-    parts: int
-    tiles: int
-    apart: int
-    ahead: bool
-
-    def launch(self, dx, dw, db, grads, rows, weight, extra, eps, centred, dtype):
-        """The launch, of a matrix and of matrices with a row for each block."""
-        n, tile = rows.shape[1], self.tile
-        cuts = (each.partition((1, tile.columns)) for each in (dw, db))
-        cut = dx.partition((tile.rows, tile.columns)).prefix((self.parts, 1))
-        each = self.tiles, n, _per(n), eps, self.apart, self.ahead, n != tile.columns, centred, dtype
-        return tile.launch(_norm_backward_staying(cut, *cuts, grads, rows, weight, extra, *each))
-
-
-def _staying(rows, grads, dx):
-    """How blocks that stay do it; None where the sums of their columns would be too many for registers, and on a CPU device.
-
-    Below compute capability 9.0 the compiler needs more registers for the same, and some would go to local memory.
-    """
-    (count, n), itemsize = rows.shape, rows.itemsize
-    columns, words = power(n), max(1, itemsize // 4)
-    older = rows.device is not None and (rows.device.compute_capability or _STAYING) < _STAYING
-    if older or on_cpu(rows) or columns * words > 32 * _MOST_WARPS * _MOST_VALUES:
-        return None
-    warps = max(_LEAST_WARPS, min(_MOST_WARPS, columns * words // (32 * _VALUES)))
-    values = max(_VALUES, columns * words // (32 * warps))
-    high = min(max(1, 32 * warps * values // (columns * words)), power(count))
-    warps = max(1, min(warps, high * columns * words // (32 * values)))
-    registers = _REGISTERS_LONG if values > _VALUES else _REGISTERS_16_BIT if itemsize < 4 else _REGISTERS
-    tile = RowTile(high, columns, 1, warps, max(1, (1 << 16) // (32 * warps * registers)))
-    tiles = -(-count // high)
-    blocks = 1 if tiles * high * columns <= _ONE_BLOCK else tile.occupancy * multiprocessors(rows)
-    parts = -(-tiles // -(-tiles // blocks))
-    if (
-        parts > 1 and _SPARED * parts * 2 * n * 4 > 3 * count * n * itemsize
-    ):  # of few rows the sums of all blocks are too much beside them
-        return None
-    vector = min(columns, tile.threads(rows, grads, dx)[2])
-    return _Staying(tile, parts, tiles, max(1, high * columns // max(columns, 32 * warps * vector)), values <= _VALUES)
-
-
-def _shares(count, n, cpu, highest):
-    """How the weight gradients of a matrix are dealt out: the columns and rows of a tile, the parts that the rows are taken in,
-    and how many tiles one of these has. On a GPU a tile has up to so many rows.
-    """
-    if cpu:
-        wide, high = min(512, power(n)), 64
-    else:  # of few rows more columns
-        high = min(highest, power(count))
-        wide = min(512, 128 * highest // high)
-    tiles = -(-count // high)
-    parts = 1 if cpu or tiles <= _ALONE else max(1, min(tiles, round(_BLOCKS * wide / max(n, 1))))
-    share = -(-tiles // parts)
-    return wide, high, -(-tiles // max(share, 1)), share

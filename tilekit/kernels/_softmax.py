@@ -32,7 +32,7 @@ from tilekit.kernels._host import (
 )
 from tilekit.ops import DeviceOp
 
-__all__ = ["log_softmax", "log_softmax_backward", "softmax", "softmax_backward", "softmax_parts", "weighed"]
+__all__ = ["block_row", "log_softmax", "log_softmax_backward", "softmax", "softmax_backward", "softmax_parts", "weighed"]
 
 # Warps and occupancy by the bytes of an element and the columns, as measured (`row_tile`).
 _SOFTMAX = Measured({(4, 4096): (16, 4)})
@@ -65,7 +65,7 @@ def _softmax(y: tk.Out, x: tk.In, dtype: tk.Const, mode: tk.Const, log: tk.Const
 
 
 @tk.function
-def _row(shape):
+def block_row(shape):
     """The row of a block whose tiles have such a shape; of rows in batches also the batch."""
     if len(shape) == 2:
         at = (tk.bid(0),)
@@ -93,7 +93,7 @@ def weighed(x, at, first, last, shape, threads, dtype, lowest, mode):
 def _softmax_long(
     y: tk.Out, x: tk.In, chunks: int, threads: tk.Const, dtype: tk.Const, lowest: tk.Const, mode: tk.Const, log: tk.Const
 ):
-    at = _row(y.tile_shape)
+    at = block_row(y.tile_shape)
     peak, whole = weighed(x, at, 0, chunks, y.tile_shape, threads, dtype, lowest, mode)
     for j in range(chunks):
         t = tk.load(x, (*at, j), y.tile_shape, padding_mode="-inf").astype(dtype) - peak
@@ -111,14 +111,14 @@ def softmax_parts(
     """Block (i, s) has the s-th part of row i: `share` tiles of it."""
     s = tk.bid(len(shape) - 1)
     last = min(chunks, (s + 1) * share)
-    peak, whole = weighed(x, _row(shape), s * share, last, shape, threads, sums.dtype, lowest, mode)
+    peak, whole = weighed(x, block_row(shape), s * share, last, shape, threads, sums.dtype, lowest, mode)
     peaks.store(peak.reshape(peaks.tile_shape))
     sums.store(whole.reshape(sums.tile_shape))
 
 
 @tk.kernel
 def _softmax_joined(y: tk.Out, x: tk.In, peaks: tk.In, sums: tk.In, parts: tk.Const, mode: tk.Const, log: tk.Const):
-    at, shape = (*_row(y.tile_shape), 0), (*y.tile_shape[:-1], parts)
+    at, shape = (*block_row(y.tile_shape), 0), (*y.tile_shape[:-1], parts)
     t = tk.load_tile_like(x, y).astype(sums.dtype)
     each = tk.load(peaks, at, shape, padding_mode="-inf")
     peak = tk.max(each, -1, keepdims=True)
@@ -154,7 +154,7 @@ def _along(dy, y, at, first, last, shape, threads, dtype, log):
 def _softmax_backward_long(
     dx: tk.Out, dy: tk.In, y: tk.In, chunks: int, threads: tk.Const, dtype: tk.Const, mode: tk.Const, log: tk.Const
 ):
-    at = _row(dx.tile_shape)
+    at = block_row(dx.tile_shape)
     whole = _along(dy, y, at, 0, chunks, dx.tile_shape, threads, dtype, log)
     for j in range(chunks):
         g, p = tk.load(dy, (*at, j), dx.tile_shape).astype(dtype), tk.load(y, (*at, j), dx.tile_shape).astype(dtype)
@@ -170,14 +170,14 @@ def _softmax_backward_parts(
 ):
     """As `softmax_parts`."""
     s = tk.bid(len(shape) - 1)
-    whole = _along(dy, y, _row(shape), s * share, min(chunks, (s + 1) * share), shape, threads, sums.dtype, log)
+    whole = _along(dy, y, block_row(shape), s * share, min(chunks, (s + 1) * share), shape, threads, sums.dtype, log)
     sums.store(whole.reshape(sums.tile_shape))
 
 
 @tk.kernel
 def _softmax_backward_joined(dx: tk.Out, dy: tk.In, y: tk.In, sums: tk.In, parts: tk.Const, mode: tk.Const, log: tk.Const):
     g, p = tk.load_tile_like(dy, dx).astype(sums.dtype), tk.load_tile_like(y, dx).astype(sums.dtype)
-    whole = tk.sum(tk.load(sums, (*_row(dx.tile_shape), 0), (*dx.tile_shape[:-1], parts)), -1, keepdims=True)
+    whole = tk.sum(tk.load(sums, (*block_row(dx.tile_shape), 0), (*dx.tile_shape[:-1], parts)), -1, keepdims=True)
     if log:
         dx.store((g - tk.exp(p, rounding_mode=mode) * whole).astype(dx.dtype))
     else:

@@ -388,9 +388,12 @@ def _facts(
             return _tensor_facts(argument.tensor, role, None, None, tiles)
         facts = _tensor_facts(argument.tensor, role, argument.tile_shape, argument.tile_shape, tiles)
         if isinstance(argument, MappedPartition):
-            cut = (argument.shape, argument.tile_shape, argument.group, argument.cluster)
+            cut = (argument.shape, argument.tile_shape, argument.group, argument.cluster, argument.blocks_per_tile)
             kind = cuts.setdefault(cut, len(cuts))
-            facts = facts._replace(group=argument.group, cluster=argument.cluster, cut_class=kind, many=argument.many)
+            facts = facts._replace(
+                group=argument.group, cluster=argument.cluster, blocks_per_tile=argument.blocks_per_tile, cut_class=kind,
+                many=argument.many,
+            )  # fmt: skip
         return facts
     if isinstance(argument, Tensor):
         return _tensor_facts(argument, "in", None, covers.get(argument.shape), tiles)

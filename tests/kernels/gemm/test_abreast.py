@@ -92,7 +92,7 @@ def dealt_out_as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(products, "_recipes", {})
     monkeypatch.setattr(products, "staged_operands", lambda a, b: True)
     monkeypatch.setattr(products, "on_cpu", lambda x: False)
-    monkeypatch.setattr(schedules, "multiprocessors", lambda x: 12)
+    monkeypatch.setattr(products, "multiprocessors", lambda x: 12)
 
 
 @pytest.mark.parametrize("added", [False, True], ids=["alone", "added to c"])
@@ -139,8 +139,34 @@ def test_warps_that_a_tile_suggests(tile):
     assert set(re.findall(r"(m64n\d+)k16", kernel.ptx)) == {f"m64n{tile[1]}"}
 
 
+@pytest.mark.parametrize(
+    ("tile", "stages"),
+    [((128, 144, 64), 5), ((128, 160, 64), 5), ((128, 136, 64), 5), ((128, 96, 64), 7), ((64, 80, 64), 4), ((64, 48, 64), 4)],
+    ids=str,
+)
+def test_columns_that_are_contiguous_are_multiplied_as_many_as_there_are(tile, stages):
+    """And not the panels that they come in, which the second tile has of the first one's width."""
+    x = api.meta((4096, 4096), tk.bfloat16)
+    op = kernels.gemm(x, x, tile=tile)
+    kernel, room = kernel_of(op)
+    assert set(re.findall(r"(m64n\d+)k16", kernel.ptx)) == {f"m64n{tile[1]}"}
+    panel = min(64, schedules.columns_of(tile[1])[0])
+    assert {known.box for known in kernel.maps if known.argument == 2} == {(64, panel)}
+    assert not kernel.local_bytes
+    assert room == [stages]
+
+
+@pytest.mark.parametrize("columns", [80, 144, 160, 192])
+def test_short_sums_of_two_tiles_are_one_instruction(columns):
+    """They are added up in float32, of all columns at a time."""
+    a, b = api.meta((4096, 4096), tk.float8_e4m3fn), api.meta((4096, 4096), tk.float8_e4m3fn).T
+    kernel, _ = kernel_of(kernels.gemm(a, b, tile=(128, columns, 128), num_warps=8))
+    assert set(re.findall(r"(m64n\d+)k32", kernel.ptx)) == {f"m64n{columns}"}
+    assert not kernel.local_bytes
+
+
 @pytest.mark.parametrize("grouped", [False, True], ids=["batch", "groups"])
-@pytest.mark.parametrize(("columns", "turned", "room"), [(160, True, 6), (192, False, 5)])
+@pytest.mark.parametrize(("columns", "turned", "room"), [(160, True, 6), (144, False, 5), (192, False, 5)])
 def test_batches_and_groups_have_one_instruction_for_both_tiles(columns, turned, room, grouped):
     m, k, stack = 1024, 1024, 4
     b = api.meta((stack, columns, k), tk.bfloat16).permute(0, 2, 1) if turned else api.meta((stack, k, columns), tk.bfloat16)

@@ -8,7 +8,7 @@ import pytest
 
 import tilekit as tk
 from tilekit import api, kernels
-from tilekit.kernels._gemm import products, schedules
+from tilekit.kernels._gemm import products
 from tilekit.kernels._gemm.packing import packed, packing_of
 from tilekit.kernels._gemm.vectors import products_of_vectors, vectors_of
 from tilekit.kernels._host import Launches
@@ -91,7 +91,7 @@ def test_the_transpose_where_its_operands_alone_come_ahead(device, monkeypatch, 
     monkeypatch.setattr(products, "_recipes", {})
     monkeypatch.setattr(products, "staged_operands", lambda a, b: a.unit == 1)
     monkeypatch.setattr(products, "on_cpu", lambda x: False)
-    monkeypatch.setattr(schedules, "multiprocessors", lambda x: 12)
+    monkeypatch.setattr(products, "multiprocessors", lambda x: 12)
     a, b, c = operand((300, 1000), np.float32), operand((1000, 520), np.float32), operand((300, 520), np.float32)
     options = {"alpha": 0.5, "beta": 2, "precision": "tf32", "splits": splits}
     y = kernels.gemm(laid(a, True), laid(b, True), api.from_host(c), **options).to_host().sync()
@@ -164,6 +164,26 @@ def test_what_is_packed():
         assert "_pack" not in names(kernels.gemm(m(*a), m(*b)))
     assert "_pack" not in names(kernels.gemm(m(4097, 4097), m(4097, 4097), tile=(128, 128, 64)))
     assert "_pack" not in names(kernels.gemm(m(999, 999, dtype=tk.float32), m(999, 999, dtype=tk.float32)))
+
+
+def test_large_operands_are_not_turned_over_by_those_that_multiply():
+    """To copy one costs its bytes, once; to turn each of its tiles over as often as it is loaded costs more, if sums are long and
+    the other side is, too."""
+
+    def packed(a, b):
+        return names(kernels.gemm(a, b, precision="tf32"))[0] == "_pack"
+
+    wide, small = m(8192, 16384, dtype=tk.float32), m(700, 1024, dtype=tk.float32)
+    assert packed(wide, m(16384, 2048, dtype=tk.float32))
+    assert not packed(wide, m(2048, 16384, dtype=tk.float32).T)
+    assert not packed(small, m(1024, 2048, dtype=tk.float32))
+    assert not packed(m(45, 1856, 296, dtype=tk.float32), m(45, 296, 4168, dtype=tk.float32))
+
+
+def test_what_is_little_beside_the_result_is_not_packed():
+    """Rows of two elements, and a result of 216 MB: blocks whose tiles come as they go store it as fast."""
+    a, b = m(4, 10679, 2, dtype=tk.float32), m(4, 2, 1267, dtype=tk.float32)
+    assert names(kernels.gemm(a, b, precision="tf32")) == ["batched_gemm"]
 
 
 def test_tiles_of_short_rows_have_several_steps():

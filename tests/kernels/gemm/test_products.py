@@ -10,7 +10,7 @@ from closeness import FLOATS, normal
 import tilekit as tk
 from tilekit import api, kernels
 from tilekit.kernels import epilogues
-from tilekit.kernels._gemm import products, schedules, stream_k
+from tilekit.kernels._gemm import model, products, schedules, stream_k
 
 f = api.from_host
 E4, E5, BF = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.bfloat16
@@ -416,9 +416,10 @@ def test_mistakes(device):
 
 
 def schedule(m, n, k, batch=1, count=132, **options):
-    given = {"itemsize": 2, "staged": True, "copied": False, "even": True, "cpu": False, "tf32": False, "beside": 0}
-    given |= {"tile": None, "num_warps": None, "splits": None, **options}
-    return schedules._schedule((batch, m, n, k), count, **given)
+    facts = {name: options.pop(name) for name in model.Product._fields if name in options}
+    product = model.Product((batch, m, n, k), count, **{"itemsize": 2, **facts})
+    given = {"staged": True, "copied": False, "even": True, "cpu": False, "tf32": False}
+    return schedules.schedule_of(product, **given | {"tile": None, "num_warps": None, "splits": None} | options)
 
 
 @pytest.mark.parametrize(
@@ -496,7 +497,7 @@ def test_where_steps_are_dealt_out():
 def test_blocks_stay_where_operands_come_ahead():
     assert schedule(8192, 8192, 8192).blocks == 132
     assert schedule(8192, 8192, 8192, count=78).blocks == 78
-    assert schedule(512, 512, 512).blocks == 64
+    assert schedule(512, 512, 512).blocks == 128
     assert schedule(4096, 4096, 4096, staged=False).blocks == 4096 // 128 * 4096 // 64
     assert schedule(4096, 4096, 4096, staged=False, copied=True, count=108).blocks == 108
     assert schedule(8192, 8192, 8192, beside=2).columns == 256

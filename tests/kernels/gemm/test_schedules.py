@@ -93,7 +93,6 @@ def tile_of(*asked, **options):
         ((171, 8192, 28672), (128, 192)),  # of the transpose, in two parts: rows of 256 are a third for nothing
         ((768, 6144, 4096), (128, 160)),  # of the transpose: 58 us, with 128 x 128 73
         ((512, 4096, 4096), (128, 128)),
-        ((1024, 1024, 4096), (64, 128)),
         ((8192, 8192, 8192), (128, 256)),
     ],
     ids=str,
@@ -136,11 +135,44 @@ def way(m, n, k, layout="NN", gap=0, dtype=tk.bfloat16, **options):
 
 
 def test_clusters_spare_what_lies_across_lines_of_the_cache():
-    """Both operands lie across K in rows that are no whole lines: each tile comes to two blocks. Along K they need none."""
-    (launch,) = way(856, 104, 1128, "TN", gap=8).parts()
+    """Both operands have rows that are no whole lines: each tile comes to several blocks. Of whole lines they need none."""
+    (launch,) = way(856, 104, 232, "TN", gap=8).parts()
     assert launch.arguments[0].cluster == (2, 2)
-    (launch,) = way(856, 104, 1152, "NT").parts()
+    (launch,) = way(1000, 1000, 1000).parts()
+    assert launch.arguments[0].cluster == (2, 1)
+    (launch,) = way(1024, 1024, 1024, "NT").parts()
     assert launch.arguments[0].cluster is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "dtype", "tile", "blocks"),
+    [
+        # The best of many tiles and numbers of blocks on an H200, or within 5 % of it.
+        ((256, 128, 2048), "TN", tk.float16, (64, 32), 4),  # 3.6 us, in one block a tile 6.2
+        ((512, 1024, 8192), "NT", tk.float8_e4m3fn, (128, 64), 2),  # 11.9, was 19.9
+        ((64, 4096, 16384), "TN", tk.bfloat16, (64, 64), 2),  # 34.5, was 40.2
+        ((5688, 24, 8368), "TN", tk.float16, (256, 32), 3),  # 29.8, was 43.7
+        ((4096, 16, 8192), "NT", tk.float8_e4m3fn, (64, 16), 2),  # 7.3, was 10.3
+    ],
+    ids=str,
+)
+def test_blocks_share_turns_where_tiles_are_few(shape, layout, dtype, tile, blocks):
+    launch = way(*shape, layout, dtype=dtype).parts()[0]
+    assert launch.arguments[0].tile_shape == tile
+    assert launch.arguments[0].blocks_per_tile == blocks
+
+
+@pytest.mark.parametrize("blocks", [2, 3, 4, 6, 8])
+def test_blocks_that_share_turns_are_all_there_at_once(blocks):
+    """Clusters are of multiprocessors that are near each other, of which some are left over. And their sums have room."""
+    for m, n, k in ((1000, 200, 9000), (4096, 32, 20000), (640, 640, 640), (8192, 8192, 8192), (64, 64, 100000)):
+        for tile in ((64, 64, 4), (128, 128, 8), (64, 32, 4)):
+            one = model.Way(*tile)
+            if blocks in model._sharing(of(m, n, k), one):
+                together = -(-m // tile[0]) * -(-n // tile[1]) * blocks
+                assert together <= MULTIPROCESSORS * {2: 1, 3: 0.95}.get(blocks, 0.8)
+                assert model._received(one._replace(sharing=blocks)) <= 196 << 10
+    assert not model._sharing(of(64, 64, 100000, clusters=False), model.Way(64, 64, 4))
 
 
 @pytest.mark.parametrize(("tile", "warps"), [((64, 64, 64), 4), ((64, 32, 64), 4), ((128, 128, 64), 8), ((32, 64, 64), 1)])
@@ -150,8 +182,8 @@ def test_tiles_that_somebody_asks_for_have_warpgroups(tile, warps):
 
 
 def test_few_rows_load_few_zeros_beyond_their_sums():
-    assert [schedules._few_depth(n, 512) for n in (16, 128, 336, 500, 512, 4096, 4100)] == [128, 128, 128, 512, 512, 512, 512]
-    assert schedules._few_depth(4096, 256) == 256
+    assert [model._depth(n, 512) for n in (16, 128, 336, 500, 512, 4096, 4100)] == [128, 128, 128, 512, 512, 512, 512]
+    assert model._depth(4096, 256) == 256
 
 
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
@@ -184,6 +216,30 @@ def test_batches_choose_among_the_same_tiles(shape, tile):
     batch, m, n, k = shape
     b = api.meta((batch, n, k), tk.bfloat16).permute(0, 2, 1)
     assert chosen(api.meta((batch, m, k), tk.bfloat16), b) == tile
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layout", "shape", "tile"),
+    [
+        (tk.bfloat16, "TN", (7576, 272, 1576), (128, 144)),
+        (tk.float8_e4m3fn, "NT", (12601, 144, 1456), (128, 144)),
+        (tk.float8_e4m3fn, "NT", (432, 4888, 2032), (128, 144)),  # of the transpose
+    ],
+    ids=str,
+)
+def test_sides_of_a_tile_and_a_bit_are_no_two_tiles(dtype, layout, shape, tile):
+    """Wherever K lies, and of short sums."""
+    launch = way(*shape, layout, dtype=dtype).parts()[0]
+    launch.consumed()
+    generics = dict(launch._options.generics)
+    assert (generics["BM"], generics["BN"] + generics.get("BE", 0)) == tile
+
+
+def test_columns_that_come_in_panels_take_as_long_to_load_as_whole_ones():
+    products = [of(4096, 1440, 8192, across=(False, across)) for across in (False, True)]
+    deep, wide = ([model.clocks(product, model.Way(128, n, 8)) for n in (144, 192)] for product in products)
+    assert deep[0] < wide[0]
+    assert deep[1] == wide[1]
 
 
 def test_groups_choose_among_the_same_tiles():
@@ -250,7 +306,7 @@ def test_blocks_of_few_rows_are_all_there_at_once(m, n, k):
     """One that had all stages which fit a multiprocessor would keep others from it, until it is through."""
     launch = launch_of(m, n, k, tk.bfloat16)
     (blocks, *_), each = launch._plan("plan").grid, launch.explain("sm_90a").blocks_per_multiprocessor
-    assert MULTIPROCESSORS < blocks <= each * MULTIPROCESSORS
+    assert MULTIPROCESSORS * 0.7 < blocks <= each * MULTIPROCESSORS
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(12088, 304, 8), (11336, 1904, 24), (2128, 2648, 192)])
@@ -272,6 +328,42 @@ def test_results_whose_rows_begin_at_8_bytes_fill_sectors(dtype, n, bits):
     assert (stored.bits, stored.coalesced) == (bits, 1)
 
 
+@pytest.mark.parametrize("n", [1034, 1036, 1267], ids=["8_bytes", "16_bytes", "4_bytes"])
+def test_results_of_tensor_cores_are_stored_two_sectors_of_a_row_at_a_time(n):
+    """A warp has 32 bytes of each of eight rows: where rows begin between two sectors, these would be parts of both."""
+    a, b = api.meta((700, 64), tk.float32), api.meta((n, 64), tk.float32).T
+    op = kernels.gemm(a, b, precision="tf32", tile=(128, 128, 32))
+    op.consumed()
+    (launch,) = op.parts()
+    launch.consumed()
+    compiled = launch.compile(target="sm_90a")
+    assert compiled.local_bytes == 0 and "HGMMA" in compiled.sass
+    width = {"STG.E": 1, "STG.E.64": 2, "STG.E.128": 4}
+    (stored,) = {width[name] for name in re.findall(r"\bSTG[.\w]*", compiled.sass)}
+    bits = [line for line in str(launch.explain("sm_90a")).splitlines() if " store " in line]
+    assert stored == math.gcd(n, 4) and len(bits) == 1
+    assert "SHFL.BFLY" in compiled.sass and "STS" not in compiled.sass
+
+
+def test_parts_of_little_work_are_short():
+    """Blocks that wait for few steps each, and one more launch, where whole sums would leave most multiprocessors idle."""
+    way = exact.exact_way((1, 96, 440, 272), MULTIPROCESSORS, beside=0, even=True, fetched=True, splits=None)
+    blocks = -(-96 // way.rows) * -(-440 // way.columns) * way.parts
+    assert way.parts > 1 and MULTIPROCESSORS * 0.9 < blocks <= MULTIPROCESSORS
+
+
+def test_blocks_of_exact_float32_that_are_loaded_have_room():
+    """No more of them than a multiprocessor has registers for, by the model, and about as many."""
+    for m, n, tile, warps in ((96, 440, (32, 32, 32), 4), (96, 440, (64, 32, 32), 2), (1000, 1000, (64, 64, 16), 4)):
+        (room,) = {way.room for way in exact._cut(m, n, 0, True) if way[:4] == (*tile, warps)}
+        op = kernels.gemm(api.meta((m, 272), tk.float32), api.meta((n, 272), tk.float32).T, tile=tile, num_warps=warps)
+        op.consumed()
+        (launch,) = op.parts()
+        launch.consumed()
+        fits = launch.explain("sm_90a").blocks_per_multiprocessor
+        assert room <= fits <= 1.5 * room
+
+
 def test_rows_of_exact_float32_that_are_spared():
     """Tiles of 32 rows, where those of 64 would have nearly as many beyond the product; else none."""
     sizes = {m: {way[:2] for way in exact._cut(m, 9017, 0, False)} for m in (66, 90, 1000)}
@@ -281,9 +373,8 @@ def test_rows_of_exact_float32_that_are_spared():
 
 def test_clusters_are_as_the_schedule_says():
     chosen = schedules.schedule_of(
-        api.meta((75, 8192), tk.bfloat16), (1, 75, 10240, 8192), staged=True, copied=False, even=True, cpu=False, tf32=False,
-        beside=0, tile=None, num_warps=None, splits=None,
-    )  # fmt: skip
+        of(75, 10240, 8192), staged=True, copied=False, even=True, cpu=False, tf32=False, tile=None, num_warps=None, splits=None
+    )
     assert chosen.cluster == (1, 4)
     assert chosen.mapped(api.meta((75, 10240), tk.bfloat16)).cluster == (1, 4)
     assert chosen.mapped(api.meta((3, 75, 10240), tk.bfloat16)).cluster == (1, 1, 4)
@@ -312,7 +403,8 @@ def test_other_warps_than_the_model_has_in_mind_get_one_tile():
         ((2176, 2048, 500), (64, 128), 4),  # 272 tiles of 128 x 128 would take a third round for 8 of them
         ((271, 14987, 15583), (64, 128), 4),
         ((512, 1024, 512), (64, 128), 4),  # in parts: of whole sums a multiprocessor would have one block of small tiles
-        ((20, 4096, 512), (32, 64), 4),
+        ((20, 4096, 512), (32, 128), 4),
+        ((96, 440, 272), (32, 32), 4),  # of larger ones, and parts of the sum, a fifth of the multiprocessors would have one
         ((6, 5, 7), (16, 16), 1),
     ],
     ids=str,

@@ -107,6 +107,8 @@ class Pipelines:
         fewest: the fewest stages of any of the others.
         ring_bytes: how much the rings take, as far as they were lowered.
         barriers: by ring, how far before its stages its barriers lie, as far as they were lowered; `barrier_bytes`: of all.
+        received: bytes of room for what other blocks of a cluster send, and `sums`: where that of each sum lies behind all rooms,
+            and its size, as far as they were lowered.
         maps: the tensor maps that the kernel gets, as far as it was lowered.
         cluster: how many blocks load some tiles together; 1 if none do. `clusters`: of mapped partitions, by their names.
         early: whether launches may begin early (see `nvidia.early_starts`): its blocks stay, and visit the tiles of a partition.
@@ -153,7 +155,8 @@ class Pipelines:
         self.ring_bytes, self.copied, self.chosen, self.fewest = 0, False, dict[int, int](), MOST_STAGES
         self.summed = False
         self.barriers: dict[int, int] = {}
-        self.barrier_bytes = 0
+        self.barrier_bytes = self.received = 0
+        self.sums: list[tuple[int, int]] = []
         self.read: set[int] = set()
         self.unfenced: set[int] = set()
         self.products: list[Asked | Waited] = []

@@ -49,13 +49,17 @@ class TilesIterator(types.SimpleIteratorType):
 
 
 class TilesType(types.SimpleIterableType):
-    """What `y.tiles()` gives: the number of tiles along each dimension is its value."""
+    """What `y.tiles()` gives: the number of tiles along each dimension is its value.
+
+    Attributes:
+        everybody: whether all blocks visit a tile that several have, and not the first of these alone.
+    """
 
     mangling_args = ("T", ())
 
-    def __init__(self, tensor: TensorType, others: tuple[str, ...]) -> None:
-        self.tensor, self.others = tensor, others
-        super().__init__(f"Tiles({_key(tensor, others)})", TilesIterator(tensor, others))
+    def __init__(self, tensor: TensorType, others: tuple[str, ...], *, everybody: bool = False) -> None:
+        self.tensor, self.others, self.everybody = tensor, others, everybody
+        super().__init__(f"Tiles({_key(tensor, others)}, {everybody})", TilesIterator(tensor, others))
 
 
 @register_model(TileIndexType)

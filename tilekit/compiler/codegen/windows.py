@@ -492,8 +492,10 @@ def _as_stored(tensor: TensorType, cut: Cut, held: Layout | None, *, added: bool
         ):
             return near
     width, run = 1 << len(access_pattern(tensor, lies, (), cut.steps).vector), 1 << len(lies.run(unit))
-    # Two accesses for neighbours fill half of each sector at a time, twice: shuffles cost less, shared memory does not.
-    halves = run == 2 * width and width * itemsize in (ACCESS_BYTES, ACCESS_BYTES // 2, ACCESS_BYTES // 4)
+    # Two accesses for neighbours fill half of each sector at a time, twice; one for each sector of a row that begins between two
+    # of them fills parts of both. Shuffles cost less, shared memory does not.
+    between = not added and run == width and lies.stretch(unit) * itemsize == _SECTOR and width * itemsize < ACCESS_BYTES
+    halves = width * itemsize in (ACCESS_BYTES, ACCESS_BYTES // 2, ACCESS_BYTES // 4) and (run == 2 * width or between)
     narrow = halves and width * itemsize < ACCESS_BYTES  # more accesses, and shuffles: two sectors of a row are enough
     beside = with_lanes(cut.unseen(held), unit, width, lanes=2 * _SECTOR // (width * itemsize) if narrow else WARP)
     if 2 * width >= run and not (halves and within_warps(cut.unseen(held), beside)):

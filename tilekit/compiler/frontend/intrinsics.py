@@ -13,9 +13,9 @@ from tilekit.lang import create, matmul, memory
 from tilekit.lang.shape import broadcast_to
 
 __all__ = [
-    "CONSUMER", "PRODUCER", "counted", "end", "give", "join", "last", "load_beside", "load_tile_like_beside", "mma_abreast",
-    "multiple", "nth", "operand", "operand_tile", "part", "peek", "put", "registers", "ring", "role", "spread", "steps", "take",
-    "variant", "wait_product", "within",
+    "CONSUMER", "PRODUCER", "counted", "end", "everybody", "give", "join", "last", "load_beside", "load_tile_like_beside", "meet",
+    "mma_abreast", "multiple", "nth", "operand", "operand_tile", "part", "peek", "place", "put", "registers", "ring", "role",
+    "spread", "steps", "sum_of_blocks", "take", "variant", "wait_product", "within",
 ]  # fmt: skip
 
 CONSUMER, PRODUCER = 0, 1
@@ -108,6 +108,26 @@ def within(shape: Any, factors: Any, *sums: Any) -> Any:
     row, column = create.arange(shape[0])[:, None], create.arange(shape[1])[None, :]
     masks = [row * a + column * b + sum_ <= 0 for a, b, sum_ in zip(factors[::2], factors[1::2], sums, strict=True)]
     return functools.reduce(operator.and_, masks)
+
+
+def everybody(tiles: Any) -> Any:
+    """The tiles that a block visits, where several visit each tile together: all of them, and not the first alone."""
+    return tiles
+
+
+def place(blocks: Any) -> Any:
+    """The number of a block among so many that visit a tile together."""
+    return 0
+
+
+def meet(blocks: Any, sizes: Any) -> Any:
+    """Make room in the shared memory of the first of so many blocks for what the others send it: tiles of so many bytes."""
+
+
+def sum_of_blocks(number: Any, blocks: Any, tile: Any) -> Any:
+    """The sum of the tiles that so many blocks have, in the first of them; the others send it theirs. They meet once for each
+    number, which is that of a size in `meet`."""
+    return tile
 
 
 def give(ring: Any, turn: Any, k: Any, lines: Any) -> Any:

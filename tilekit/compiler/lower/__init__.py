@@ -28,11 +28,13 @@ from tilekit.compiler.lower import (
     trigonometry,
     views,
 )
+from tilekit.compiler.nvidia import cluster_sums
 
 __all__ = [
     "atomic",
     "bits",
     "calculation",
+    "cluster_sums",
     "comparison",
     "counting",
     "create",

@@ -14,7 +14,7 @@ from tilekit.compiler.codegen.access import tensor_field
 from tilekit.compiler.codegen.definition import attribute
 from tilekit.compiler.codegen.emit import pack, special_register, unpack
 from tilekit.compiler.codegen.mapped_types import TileIndexType, TilesIterator, TilesType, index_width
-from tilekit.compiler.codegen.types import TensorType, i64
+from tilekit.compiler.codegen.types import TensorType, i32, i64
 
 __all__ = ["tile_counts"]
 
@@ -32,9 +32,13 @@ def tile_counts(builder: ir.IRBuilder, tensor: TensorType, value: ir.Value) -> l
 
 @registry.lower("getiter", TilesType)
 def getiter(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.Value]) -> ir.Value:
-    (counts,) = args
-    total = _product(builder, unpack(builder, counts))
-    position = cgutils.alloca_once_value(builder, _as(builder, special_register(builder, "ctaid.x"), total.type))
+    (counts,), (tiles,) = args, signature.args
+    total, blocks = _product(builder, unpack(builder, counts)), tiles.tensor.facts.blocks_per_tile
+    first, rank = _divmod(builder, special_register(builder, "ctaid.x"), ir.Constant(i32, blocks))
+    begin = _as(builder, first, total.type)
+    if blocks > 1 and not tiles.everybody:  # the others have none
+        begin = builder.select(builder.icmp_unsigned("==", rank, ir.Constant(i32, 0)), begin, total)
+    position = cgutils.alloca_once_value(builder, begin)
     iterator: Any = ir.Constant(context.get_value_type(signature.return_type), ir.Undefined)
     for at, part in enumerate((position, counts, total)):
         iterator = builder.insert_value(iterator, part, at)
@@ -52,7 +56,8 @@ def iternext(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.
         facts = signature.args[0].tensor.facts
         result.yield_(pack(builder, _visited(builder, at, unpack(builder, counts), facts.group, facts.cluster)))
         # There are fewer than 2^31 blocks, and than 2^31 tiles where these are counted in 32 bits, so that this does not wrap.
-        builder.store(builder.add(at, _as(builder, special_register(builder, "nctaid.x"), at.type)), position)
+        step, _ = _divmod(builder, special_register(builder, "nctaid.x"), ir.Constant(i32, facts.blocks_per_tile))
+        builder.store(builder.add(at, _as(builder, step, at.type)), position)
 
 
 def _as(builder: ir.IRBuilder, value: ir.Value, width: ir.Type) -> ir.Value:

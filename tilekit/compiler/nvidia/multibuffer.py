@@ -280,10 +280,13 @@ def _turned(grid: TileGridType, summed: int, number: int) -> tuple[StagedType, W
     return tile, Way(None, itemsize, turned=kept)
 
 
-def _staged(grid: types.Type, state: Pipelines, together: Together, number: int, summed: int) -> tuple[StagedType, Way]:
+def _staged(
+    grid: types.Type, state: Pipelines, together: Together, number: int, summed: int, before: StagedType | None
+) -> tuple[StagedType, Way]:
     """How tiles of a grid lie in a stage, and how they come: to blocks `together`, if they can be divided into so many parts.
 
-    Threads read across the `summed` dimension, if it is not 0 (see `passes.summed`).
+    Threads read across the `summed` dimension, if it is not 0 (see `passes.summed`). A tile that follows one `before` goes on in
+    panels of the same width: a product by warpgroups takes as many columns of the last one as there are.
     """
     assert isinstance(grid, TileGridType), "the language takes no other streams"
     tensor, cut = grid.tensor, grid.cut
@@ -295,11 +298,13 @@ def _staged(grid: types.Type, state: Pipelines, together: Together, number: int,
     if summed and (turned := _turned(grid, summed, number)) is not None:
         return turned
     order = memory_order(grid)
-    memory = tuple(cut.extents[d] for d in order)
-    if span_of(memory[-1] * itemsize) is None or not cut.shape:
+    memory, axes = tuple(cut.extents[d] for d in order), tuple(order.index(d) for d in cut.along)
+    panel = before.span if before is not None and state.target.wgmma and before.axes == axes else 0
+    panel = panel if memory[-1] * itemsize < panel else 0
+    if (not panel and span_of(memory[-1] * itemsize) is None) or not cut.shape:
         raise Unfit(f"tiles of {name} have rows of {memory[-1] * itemsize} bytes")
     short = facts.present(memory[-1]) % memory[-1]
-    tile = StagedType(tensor.dtype, memory, tuple(order.index(d) for d in cut.along), tensor.config, number, short)
+    tile = StagedType(tensor.dtype, memory, axes, tensor.config, number, short, panel)
     vector = tile.is_vector and memory[-1] <= _MOST_IN_BOX and dtypes.is_float(tensor.dtype)
     if tile.is_vector and not vector:
         raise Unfit(f"tiles of {name} have one row, of {memory[-1]} {tensor.dtype.name}")
@@ -363,17 +368,18 @@ def ring(
     compilation, state = current(), the_pipelines()
     cluster = next(iter(state.clusters.values()), ()) if state.target.multicast else ()
     grids = tuple(one for grid in grids for one in (grid.types if isinstance(grid, types.BaseTuple) else (grid,)))
-    ways = [
-        _staged(grid, state, Together.along(cluster, known(shared)[n]), known(number), known(summed)[n])
-        for n, grid in enumerate(grids)
-    ]
-    staged = iter([(*way, bool(known(follows) >> n & 1)) for n, way in enumerate(ways)])
+    ways: list[tuple[StagedType, Way, bool]] = []
+    for n, grid in enumerate(grids):
+        behind = bool(known(follows) >> n & 1)
+        blocks, before = Together.along(cluster, known(shared)[n]), ways[-1][0] if behind else None
+        ways.append((*_staged(grid, state, blocks, known(number), known(summed)[n], before), behind))
+    staged = iter(ways)
     variants = tuple(Variant(*zip(*itertools.islice(staged, count), strict=True)) for count in known(counts))
     each = max(sum(variant.rooms) for variant in variants)
 
     def room(blocks: int) -> int:
         available = state.shared // blocks - _OWN_BYTES - RING_ALIGNMENT - BARRIER_ROOM - state.rooms - state.kept
-        available -= sum(state.chosen.values())
+        available -= sum(state.chosen.values()) + state.received
         return max(0, available // max(1, state.rings - len(state.chosen)) & -RING_ALIGNMENT)
 
     if known(stages):

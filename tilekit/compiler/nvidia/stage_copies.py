@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -82,7 +83,7 @@ def dealt(
         Which elements each copies, where they go, and in how many turns of a loop: in each further one, a thread has the number
         of one that does not exist.
     """
-    turns = max(1, tile.nbytes // nbytes // producers // unrolled)
+    turns = max(1, math.prod(tile.memory) * tile.dtype.itemsize // nbytes // producers // unrolled)
     swizzle, rank = tile.swizzle(), len(tile.shape)
     dims = sorted((d for d in range(rank) if tile.axes[d] >= 0), key=lambda d: -tile.axes[d])
     along = {d: [tuple(n if other == d else 0 for other in range(rank)) for n in _powers(tile.shape[d])] for d in dims}
@@ -116,7 +117,8 @@ def _copy(
     tensor, cut, producers, nbytes = row.grid.tensor, row.grid.cut, the_pipelines().producers, way.nbytes
     itemsize, order = tensor.dtype.itemsize, memory_order(row.grid, way.turned)
     unit, count = memory_order(row.grid)[-1], nbytes // itemsize
-    whole = StagedType(tile.dtype, tile.memory, tuple(map(order.index, range(len(order)))), tile.config, tile.ring)
+    axes = tuple(map(order.index, range(len(order))))
+    whole = StagedType(tile.dtype, tile.memory, axes, tile.config, tile.ring, panel=tile.panel)
     unrolled = _UNROLLED // 2 if the_pipelines().summed else _UNROLLED  # of those that keep fewer registers
     lies, swizzle, turns = dealt(whole, nbytes, producers, None if way.turned is None else unit, unrolled=unrolled)
     together = lies.run(unit)[: len(swizzle.shared)]

@@ -47,14 +47,19 @@ class StagedType(DeferredType):
         config: the kernel's.
         ring: the number of the ring whose stages it is in.
         short: how many elements of its rows in memory may be there, if not all: those behind them are zeros. Else 0.
+        panel: the width of its panels in bytes, if they are wider than its rows, as those of a tile that it follows; else 0. What
+            is behind its rows then is no part of it.
     """
 
     mangling_args = ("S", ())
 
-    def __init__(self, dtype: DType, memory: Vector, axes: Vector, config: Config, ring: int = 0, short: int = 0) -> None:
+    def __init__(
+        self, dtype: DType, memory: Vector, axes: Vector, config: Config, ring: int = 0, short: int = 0, panel: int = 0
+    ) -> None:
         self.dtype, self.memory, self.axes, self.config, self.ring, self.short = dtype, memory, axes, config, ring, short
+        self.panel = panel
         self.shape = tuple(memory[axis] if axis >= 0 else 1 for axis in axes)
-        super().__init__(f"Staged({dtype.name}, {memory}, {axes}, {config}, {ring}, {short})")
+        super().__init__(f"Staged({dtype.name}, {memory}, {axes}, {config}, {ring}, {short}, {panel})")
 
     @cached_property
     def materialized(self) -> TileType:  # type: ignore[override]
@@ -72,7 +77,7 @@ class StagedType(DeferredType):
         """The width of a panel, in bytes."""
         if self.is_vector:
             return self.nbytes
-        width = span_of(self.memory[-1] * self.dtype.itemsize)
+        width = self.panel or span_of(self.memory[-1] * self.dtype.itemsize)
         assert width is not None, "looked at when the ring was made"
         return width
 
@@ -84,12 +89,12 @@ class StagedType(DeferredType):
     @property
     def panels(self) -> int:
         """How many there are."""
-        return self.memory[-1] * self.dtype.itemsize // self.span
+        return -(-self.memory[-1] * self.dtype.itemsize // self.span)
 
     @property
     def nbytes(self) -> int:
         """How much memory it takes."""
-        return math.prod(self.memory) * self.dtype.itemsize
+        return self.rows * self.panel if self.panel else math.prod(self.memory) * self.dtype.itemsize
 
     @property
     def room(self) -> int:
@@ -107,7 +112,7 @@ class StagedType(DeferredType):
     def renamed(self, dims: Vector) -> StagedType:
         """The tile whose dimensions are these of this one, where -1 is a new one of extent 1. It stays where it is."""
         axes = tuple(self.axes[d] if d >= 0 else -1 for d in dims)
-        return StagedType(self.dtype, self.memory, axes, self.config, self.ring, self.short)
+        return StagedType(self.dtype, self.memory, axes, self.config, self.ring, self.short, self.panel)
 
     def swizzle(self) -> Swizzle:
         """Where each element lies: offsets in elements, and the bits that an access of 16 bytes covers."""

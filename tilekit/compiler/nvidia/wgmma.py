@@ -241,7 +241,7 @@ def _widened(tiles: types.BaseTuple) -> StagedType | str:
             return "the tiles lie otherwise than each other"
     if at < len(first.memory) - 1:
         assert first.panels == 1, "`passes.abreast` takes no others"
-    elif first.dtype.itemsize != 2 or any(tile.span != first.span for tile in tiles.types):
+    elif first.dtype.itemsize != 2 or any(tile.span != first.span for tile in others) or any(t.panel for t in tiles.types[:-1]):
         return "panels of one tile do not go on as those of the next"
     return whole
 
@@ -316,7 +316,7 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
     if any(ways) and not half:
         return f"{'b' if second.turned else 'a'} of {lies.dtype.name} needs its k contiguous in memory"
     promoted = lies.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast"
-    limit = _SUMMED_COLUMNS if promoted else _widest(len(parts))
+    limit = _SUMMED_COLUMNS if promoted and len(parts) == 1 else _widest(len(parts))
     turned = "".join(f", {way:d}" for way in ways) if half else ""
     warps = tile.config.num_warps
     wide_parts = [part[1] for part in parts]

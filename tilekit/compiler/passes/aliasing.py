@@ -29,12 +29,10 @@ def apart(bound: BoundKernel, tensors: Mapping[str, Any], grid: tuple[int, int, 
     if visits:
         cuts = [_cut(tensors.get(name)) for name in visits]
         return all(_is_visited(access.region, tensors) for access in touched) and cuts.count(cuts[0]) == len(cuts)
-    own_dims = [_along(access, tensors) for access in touched]
-    if not all(own_dims):
+    own_dims = [dims for access in touched if (dims := _along(access, tensors))]
+    if len(own_dims) < len(touched) or len(set(map(len, own_dims))) > 1:  # what is written through one of another rank
         return False
-    return all(
-        any(_agree([dims[at] for dims in own_dims if dims], axis) for at in range(len(own_dims[0] or ()))) for axis in wide
-    )
+    return all(any(_agree(at, axis) for at in zip(*own_dims, strict=True)) for axis in wide)
 
 
 def _agree(along: Sequence[Along | None], axis: int) -> bool:
@@ -56,7 +54,8 @@ def _cut(partition: Any) -> Any:
     """What decides which tiles of a mapped partition a block visits."""
     if not isinstance(partition, MappedPartition):
         return object()  # nothing is known of it
-    return partition.shape, partition.tile_shape, partition.group, partition.cluster, partition.num_blocks
+    visits = partition.cluster, partition.blocks_per_tile, partition.num_blocks
+    return partition.shape, partition.tile_shape, partition.group, *visits
 
 
 def _along(access: Access, tensors: Mapping[str, Any]) -> tuple[Along | None, ...] | None:

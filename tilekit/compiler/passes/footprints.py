@@ -362,6 +362,8 @@ class _Walk:
     def _call(self, node: ast.Call) -> Any:
         function = resolved(self.bound, node.func)
         keywords = {str(k.arg): k.value for k in node.keywords}
+        if any(isinstance(argument, ast.Starred) for argument in node.args) or "None" in keywords:
+            return self._starred(node)
         match node.func:
             case ast.Name(id=name) if name in self.bound.called and name not in self.bound.passed:
                 return self._helper(self.bound.called[name], node)
@@ -388,6 +390,13 @@ class _Walk:
         for value in (*node.args, *keywords.values()):
             self._visit(value)
         return None
+
+    def _starred(self, node: ast.Call) -> None:
+        """A call whose arguments are as many as a tuple has parts: of what it is given, anything may be accessed."""
+        if isinstance(node.func, ast.Attribute):
+            self._escape(self._value(node.func.value))
+        for value in (*node.args, *(keyword.value for keyword in node.keywords)):
+            self._visit(value)
 
     def _method(self, owner: _Parameter, method: str, node: ast.Call, keywords: Mapping[str, ast.expr]) -> Any:
         match method:
@@ -461,11 +470,6 @@ class _Walk:
 
     def _helper(self, bound: BoundKernel, node: ast.Call) -> None:
         """A call of a function: what it is given is known in it."""
-        if any(isinstance(argument, ast.Starred) for argument in node.args) or node.keywords:
-            for part in (*node.args, *(k.value for k in node.keywords)):
-                self._visit(part)
-            _Walk(bound, self.accesses, {}, set(bound.names), certain=False).run()
-            return
         known, decided = {}, set()
         for name, argument in zip(bound.names, node.args, strict=True):
             known[name] = self._value(argument)

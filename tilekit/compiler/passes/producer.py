@@ -23,7 +23,8 @@ __all__ = ["Unfit", "produce"]
 
 _HARMLESS = (
     memory.bid, memory.num_blocks, memory.num_tiles, calculation.cdiv, min, max, abs, int, range, divmod, len,
-    intrinsics.multiple, intrinsics.peek, elementwise.minimum, elementwise.maximum,
+    intrinsics.everybody, intrinsics.multiple, intrinsics.peek, intrinsics.place, intrinsics.steps,
+    elementwise.minimum, elementwise.maximum,
 )  # fmt: skip
 _ACQUIRING = (Constant("acquire"), Constant("acq_rel"))
 _VIEWS = ("tiles", "tiled_view", "num_tiles", "slice", "item")

@@ -24,6 +24,7 @@ later turn, when the stage has been given back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -43,7 +44,7 @@ from tilekit.compiler.ir.nodes import (
     definitions,
     values_of,
 )
-from tilekit.compiler.ir.types import ObjectType, ScalarType
+from tilekit.compiler.ir.types import ObjectType, ScalarType, TileType
 from tilekit.compiler.passes.abreast import follows
 from tilekit.compiler.passes.consumer import consume, products_of
 from tilekit.compiler.passes.factors import is_view
@@ -93,7 +94,7 @@ def make_rings(kernel: Region) -> int:
     for number, ring in sorted(enumerate(rings), key=lambda numbered: numbered[1].stages is None):
         operations += _ring(number, ring, shared, values[number])
     products = max(map(products_of, loops))
-    kernel.operations = [*operations, *_roles(consumer, producer, products, kernel.operations[0].location)]
+    kernel.operations = [*_meetings(kernel), *operations, *_roles(consumer, producer, products, kernel.operations[0].location)]
     kernel.exit, kernel.operands = "return", []
     return len(rings)
 
@@ -322,6 +323,14 @@ def _ring(number: int, ring: _Ring, shared: Mapping[Operation, list[int]], resul
     for at, (other, location) in enumerate(zip(others, locations[1:], strict=True), start=1):
         operations.append(_call(intrinsics.variant, [whole, Constant(at)], location, other))
     return operations
+
+
+def _meetings(kernel: Region) -> list[Operation]:
+    """What makes room for the sums that blocks take together (see `passes.shared_turns`)."""
+    sums = [one for one in kernel.walk() if one.kind == "call" and one.what.value is intrinsics.sum_of_blocks]
+    tiles = [one.results[0].type for one in sums]
+    sizes = Group(tuple(Constant(math.prod(ty.shape) * ty.dtype.itemsize) for ty in tiles if isinstance(ty, TileType)))
+    return [_call(intrinsics.meet, [sums[0].operands[1], sizes], sums[0].location)] if sums else []
 
 
 # ---------------------------------------------------------------------------------------------------------------------- roles

@@ -20,8 +20,9 @@ from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._collective.product_kernels import arriving, count, leave, leaving, ready
 from tilekit.kernels._collective.signals import RELEASED, lanes_for
 from tilekit.kernels._collective.together import Together, again, known, of_members, started
+from tilekit.kernels._gemm.model import Product
 from tilekit.kernels._gemm.schedules import Schedule, check_tile, result_dtype, schedule_of, sum_dtype
-from tilekit.kernels._host import on_cpu
+from tilekit.kernels._host import multiprocessors, on_cpu
 from tilekit.kernels._launches import allocated
 from tilekit.kernels._staging import COPIES, LINES, aligned, in_stages, pitched, staged_operands
 from tilekit.launch.copying import copy_elements
@@ -147,11 +148,13 @@ def _product(name: str, a: Tensor, b: Tensor, size: int, dtype: Any, precision: 
     wide = sum_dtype(name, a, b, precision)
     exact = a.dtype == dtypes.float32 and precision != "tf32"
     (m, k), n = a.shape, b.shape[1]
+    product = Product(
+        (size, m // size, n, k), multiprocessors(a), a.itemsize, lines=pitched(a, b, to=LINES), clusters=False,
+        summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
+    )  # fmt: skip
     schedule = schedule_of(
-        a, (size, m // size, n, k), staged=not exact and staged_operands(a, b),
-        copied=in_stages(a, b, to=COPIES, warpgroups=False), even=aligned(a, b), lines=pitched(a, b, to=LINES), cpu=on_cpu(a),
-        tf32=a.dtype == dtypes.float32 and not exact, beside=0, tile=tile, num_warps=None, splits=1,
-        summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast", clusters=False,
+        product, staged=not exact and staged_operands(a, b), copied=in_stages(a, b, to=COPIES, warpgroups=False),
+        even=aligned(a, b), cpu=on_cpu(a), tf32=a.dtype == dtypes.float32 and not exact, tile=tile, num_warps=None, splits=1,
     )  # fmt: skip
     slow = exact or a.dtype == dtypes.float64
     return _Product(wide, result_dtype(a, dtype, wide), False if slow else None, schedule)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import tilekit as tk
-from tilekit import dtypes
 
 __all__ = ["abreast_columns", "columns_of", "parts_abreast", "place_of", "store_left", "store_right", "sums_abreast"]
 
@@ -18,17 +17,13 @@ BM, BN, BE, BK = tk.generics("BM BN BE BK")
 # So many rows of tiles, and then the next columns: what is near each other uses the same operands while these are in the cache.
 _TOGETHER = 8
 # What there is besides powers of two: the two lie behind each other in a stage as rows of one if K is contiguous in b, and as
-# panels of one, of 64 columns of 16 bits, if its columns are.
-_COLUMNS, _PANELS = (80, 96, 144, 160, 192), (192,)
+# panels of one if its columns are, which have 16 bits.
+_COLUMNS = (80, 96, 144, 160, 192)
 
 
-def abreast_columns(b: Any, precision: str) -> tuple[int, ...]:
+def abreast_columns(b: Any) -> tuple[int, ...]:
     """The columns that tiles of a product may have besides powers of two; `b` is the second operand."""
-    if b.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast":  # whose sums are taken by 128 columns
-        return ()
-    if b.unit == len(b.shape) - 2:
-        return _COLUMNS
-    return _PANELS if b.itemsize == 2 else ()
+    return _COLUMNS if b.itemsize == 2 or b.unit == len(b.shape) - 2 else ()
 
 
 def columns_of(columns: int) -> tuple[int, int] | None:

@@ -60,18 +60,22 @@ _LOADED_LARGE = ExactWay(128, 128, 32, 4, None, 2, 0.80, 0.50)
 # Others, which are cut down to the product: what threads reach by the elements that they have. With 8 x 8 of them one reads an
 # operand from shared memory for each 8 products, with 4 x 4 for 4: shared memory gives a warp 128 bytes a clock.
 _SIZES, _DEPTH, _SHARES = ((128, 128), (128, 64), (64, 128), (64, 64)), 16, {64: 0.77, 32: 0.65, 16: 0.42}
+# Smaller ones, for products that have few of those. A step waits for its operands, and so these have fewer, of a larger depth.
+_SMALL, _SMALL_DEPTH, _SMALL_SHARES = ((64, 32), (32, 64), (32, 32)), 32, {32: 0.62, 16: 0.40, 8: 0.30}
 # Others, of which a thread has 4 x 16 elements, or fewer: where they spare so much of what lies beyond the product.
 _FLAT, _SPARED, _FLAT_SHARES = ((32, 128), (128, 32)), 1.2, {64: 0.70, 32: 0.62, 16: 0.42}
 # Multiply-adds in a clock; rows and columns of operands that come to shared memory in one, also if not 16 bytes at a time; clocks
-# that a block waits for its operands, while others that are there calculate: so many warps at most.
-_PRODUCTS, _BROUGHT, _BROUGHT_SINGLY, _WAITING, _WARPS = 128, 4, 2, 700, 16
+# that a block waits for its operands, while others that are there calculate: so many warps at most, and no more than have room:
+# a thread has registers for its elements of the result, what it loads of a step, and so many others.
+_PRODUCTS, _BROUGHT, _BROUGHT_SINGLY, _WAITING, _WARPS = 128, 4, 2, 400, 24
+_REGISTERS, _OTHERS = 2048, 48
 # Two blocks of large tiles have room with so many registers; unless operands come 4 bytes at a time: then a thread has twice as
 # many elements, and registers.
 _LARGE, _BLOCKS = 128 * 128, 2
 # Clocks of a kernel before the first tile has come and after the last, and of a round of blocks; elements that are stored in one;
 # bytes that come from memory in one, or go there; clocks to the work of the next kernel.
-_LATENCY, _ROUND, _STORED, _MEMORY, _NEXT = 3500, 1000, 10, 2400, 2400
-_LEAST, _FEW, _MOST_SPLITS, _LEAST_SHARE = 16, 4, 64, 8
+_LATENCY, _ROUND, _STORED, _MEMORY, _NEXT = 3000, 1000, 10, 2400, 2400
+_LEAST, _FEW, _MOST_SPLITS, _LEAST_SHARE, _MOST_NARROW = 16, 4, 64, 64, 32
 
 
 def exact_way(
@@ -123,22 +127,26 @@ def _ways(shape: tuple[int, int, int, int], beside: int, even: bool, fetched: bo
 
 def _cut(m: int, n: int, beside: int, even: bool) -> Iterator[ExactWay]:
     """Tiles that are cut down to the product."""
-    for rows, columns in (*_SIZES, *_FLAT):
-        flat = min(rows, columns) < _SIZES[-1][0]
+    # Of 16 columns or fewer a thread with many elements loads much for each step (21 x 6445 x 13 x 1720: 667 us, 485).
+    narrow = min(m, n) <= _LEAST
+    for rows, columns in (*_SIZES, *_SMALL, *_FLAT):
+        flat, small = (rows, columns) in _FLAT, (rows, columns) in _SMALL
         if flat and _beyond(m, n, rows, columns) * _SPARED > min(_beyond(m, n, *size) for size in _SIZES):
             continue
         bm, bn = (max(_LEAST, min(size, power(extent))) for size, extent in ((rows, m), (columns, n)))
-        large = bm * bn >= _LARGE and not beside
-        for elements, share in (_FLAT_SHARES if flat else _SHARES).items():
+        large, depth = bm * bn >= _LARGE and not beside, _SMALL_DEPTH if small or narrow else _DEPTH
+        for elements, share in (_FLAT_SHARES if flat else _SMALL_SHARES if small else _SHARES).items():
+            if narrow and elements > _MOST_NARROW:
+                continue
             warps = max(1, min(8, bm * bn // (32 * elements)))
-            products = bm * bn * _DEPTH / _PRODUCTS
-            clocks = products / share + (bm + bn) / (_BROUGHT if even else _BROUGHT_SINGLY)
+            warps = warps if even or not large else 4
+            products, brought = bm * bn * depth / _PRODUCTS, (bm + bn) * depth / _DEPTH
+            clocks = products / share + brought / (_BROUGHT if even else _BROUGHT_SINGLY)
             # One alone that has not a warp for each of the four schedulers.
             alone = clocks * max(1, 4 / warps) + _WAITING
-            room, blocks = max(1, _WARPS // warps), _BLOCKS if large else None
-            yield ExactWay(
-                bm, bn, _DEPTH, warps if even or not large else 4, blocks, room, products / clocks, products / alone
-            )  # fmt: skip
+            registers = (bm * bn + (bm + bn) * depth) / (32 * warps) + _OTHERS
+            room, blocks = max(1, int(min(_WARPS, _REGISTERS / registers)) // warps), _BLOCKS if large else None
+            yield ExactWay(bm, bn, depth, warps, blocks, room, products / clocks, products / alone)
 
 
 def _beyond(m: int, n: int, rows: int, columns: int) -> int:
@@ -151,7 +159,7 @@ def _parts(shape: tuple[int, int, int, int], count: int, way: ExactWay) -> list[
     """Numbers of parts that give multiprocessors so many tiles each as there is room for, or fewer, or twice as many."""
     batch, m, n, k = shape
     tiles = max(1, batch * -(-m // way.rows) * -(-n // way.columns))
-    limit = max(1, min(_MOST_SPLITS, -(-k // way.depth) // _LEAST_SHARE))
+    limit = max(1, min(_MOST_SPLITS, k // max(_LEAST_SHARE, way.depth)))
     return sorted({1, *(max(1, min(limit, each * count // tiles)) for each in range(1, 2 * way.room + 1))})
 
 

@@ -17,6 +17,7 @@ import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._gemm.abreast import abreast_columns, place_of, store_left, store_right, sums_abreast
+from tilekit.kernels._gemm.model import Product
 from tilekit.kernels._gemm.packing import AS_THEY_LIE, best_packing, packed
 from tilekit.kernels._gemm.products import parts_added_up
 from tilekit.kernels._gemm.schedules import check_tile, result_dtype, schedule_of, sum_dtype
@@ -150,11 +151,14 @@ def grouped_gemm(
         lies = a.unit == 1
         staged = not exact and lies and staged_operands(a, b)
         copied = lies and in_stages(a, b, to=COPIES, warpgroups=False)
+        product = Product(
+            (some, max(1, -(-total // some)), max(1, n), max(1, k)), multiprocessors(a), a.itemsize,
+            summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast", lines=pitched(a, b, to=LINES), clusters=False,
+            over=rounded and b.unit != 1,
+        )  # fmt: skip
         schedule = schedule_of(
-            a, (some, max(1, -(-total // some)), max(1, n), max(1, k)), staged=staged, copied=copied, even=aligned(a, b),
-            lines=pitched(a, b, to=LINES), cpu=on_cpu(a), tf32=rounded, beside=0, tile=tile, num_warps=num_warps,
-            over=rounded and b.unit != 1, splits=splits, summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
-            abreast=abreast_columns(b, precision) if num_warps is None else (), clusters=False,
+            product, staged=staged, copied=copied, even=aligned(a, b), cpu=on_cpu(a), tf32=rounded, tile=tile,
+            num_warps=num_warps, splits=splits, abreast=abreast_columns(b) if num_warps is None else (),
         )  # fmt: skip
         return schedule, staged or copied
 

@@ -15,7 +15,9 @@ from typing import NamedTuple
 from tilekit.kernels._gemm.abreast import columns_of
 from tilekit.kernels._gemm.stream_k import StreamK, stream_k
 
-__all__ = ["CLUSTER", "LARGE", "MOST_SPLITS", "STAGED_BYTES", "Product", "Way", "cheapest", "clocks", "held", "together"]
+__all__ = [
+    "CLUSTER", "FEW_ROWS", "LARGE", "MOST_SPLITS", "STAGED_BYTES", "Product", "Way", "cheapest", "clocks", "held", "together",
+]  # fmt: skip
 
 STAGED_BYTES = 128  # along K: what one swizzle covers
 MOST_SPLITS = 64
@@ -28,9 +30,10 @@ _PRODUCTS, _WAITING, _ASKING = 4300, 90, 0.5
 _COMING, _STAGES, _STAGES_ALONE, _ROOM = 570, 4, 8, 224 << 10
 # Bytes that come from the L2 cache in a clock, to a multiprocessor and to all of them: fewer where rows lie across its lines.
 _FETCHED, _CACHED, _ACROSS = 80, 7500, 6000
-# So many times as much for those of tiles that lie across K, in rows of 128 bytes that are parts of two lines each: 744 x 256 x
-# 2480 takes 8.4 us with `a` along K, and 11 with its transpose, or 8.6 where two blocks load that together.
-_TWO_LINES = 1.8
+# So many times as much where rows of 128 bytes are parts of two lines each, of operands across K, and of others: 744 x 256 x
+# 2480 takes 8.4 us with `a` along K, and 11 with its transpose, or 8.6 where two blocks load that; 1000 x 1000 x 1000 9.8, and
+# 8.2 where two do.
+_TWO_LINES, _SHIFTED = 1.8, 1.4
 # For each column of a tile of `b` that is turned over in a step, which the next product waits for.
 _TURNING = 1.7
 # Rows that a tile has beyond a matrix are zeros, and take longer: with tiles of 128 x 128, 256 x 8192 x 8192 takes 50 us, and
@@ -51,8 +54,15 @@ _TWO, _BETWEEN = 1.02, 1200
 # (Measured: gains of 8 to 30 % up to 105 MB, a loss of 13 % at 210 MB.)
 _STREAMED = 128 << 20
 # Tiles for operands in stages of shared memory: rows, columns, warps. Each warpgroup has 64 rows, or more.
-_STAGED = ((128, 256, 8), (128, 128, 8), (64, 256, 4), (64, 128, 4), (128, 64, 8), (64, 64, 4))
+_STAGED = ((128, 256, 8), (128, 128, 8), (64, 256, 4), (64, 128, 4), (128, 64, 8), (64, 64, 4), (64, 32, 4))
 _TALL = ((256, 128, 8),)  # where columns cost more
+# Tiles of up to so many columns (of few rows the transpose is taken, see `products`): rows and warps, and the most bytes of a
+# stage, of which long ones have more along K. Of an eighth of these, zeros may come for what is beyond the end of K.
+FEW_ROWS = 32
+_LEAST_COLUMNS, _FEW_TILES, _STAGE, _MOST_DEPTH, _LINE = 16, ((64, 4), (128, 8), (256, 8)), 32 << 10, 512, 128
+# Blocks that share the turns of a tile, in a cluster: clocks for each of them, and bytes of sums that come to the first in one.
+# So much of the multiprocessors has room for clusters of two, of three, ...
+_SHARING, _SENT, _PLACES = 150, 32, {2: 1.0, 3: 0.95, 4: 0.8, 6: 0.8, 8: 0.8}
 # With tiles of so many bytes for each element of a large one beside it, its accumulator does not fit the registers.
 _BESIDE = 4
 # Blocks next to each other, or one below the other, that load a tile once for all of them. Of large tiles, two do if they visit
@@ -68,13 +78,21 @@ _CLUSTERS, _TOGETHER, _FITTING = ((2, 1), (1, 2), (4, 1), (1, 4), (2, 2)), 1.02,
 
 
 class Product(NamedTuple):
-    """A product whose operands come to stages of shared memory.
+    """A product.
 
     Attributes:
         shape: `(batch, M, N, K)`.
         count: of multiprocessors.
         itemsize: of the operands.
-        beside, summed, turned, lines, clusters, over, ragged: see `schedules.schedule_of`.
+        beside: the bytes of an element of all matrices that the epilogue takes.
+        summed: whether short sums of 8-bit floats are added up in float32 (see `tk.mma`).
+        turned: whether it is the transpose that is stored, whose rows go across what a warp has.
+        lines: whether rows, or columns, of the operands are whole lines of the cache, of 128 bytes.
+        clusters: whether blocks may load tiles together, and have shares of one, which those of kernels that find their tiles by
+            themselves do not.
+        over: whether tiles of the second operand are turned over on their way, whose columns tensor cores take as rows.
+        ragged: of each operand, whether its rows, or columns, are no whole lines of the cache.
+        across: of each, whether it lies across K.
     """
 
     shape: tuple[int, int, int, int]
@@ -87,11 +105,13 @@ class Product(NamedTuple):
     clusters: bool = True
     over: bool = False
     ragged: tuple[bool, bool] = (False, False)
+    across: tuple[bool, bool] = (False, False)
 
 
 class Way(NamedTuple):
     """How it is dealt out: tiles of so many rows and columns, the warps of a block, the parts that sums are taken in or how the
-    last tiles are dealt out, and how many blocks, below and next to each other, load tiles together.
+    last tiles are dealt out, how many blocks, below and next to each other, load tiles together, how many share the turns of each
+    tile, and the bytes of a stage along K.
     """
 
     rows: int
@@ -99,6 +119,8 @@ class Way(NamedTuple):
     warps: int
     parts: int | StreamK = 1
     cluster: tuple[int, int] | None = None
+    sharing: int = 1
+    depth: int = STAGED_BYTES
 
 
 def held(count: int, warps: int) -> int:
@@ -121,37 +143,75 @@ def cheapest(product: Product, splits: int | str | None = None, abreast: tuple[i
     """
     (batch, m, n, k), count = product.shape, product.count
     best, chosen = math.inf, Way(128, 128, 8)
-    fitting = [columns for columns in abreast if columns_of(columns)[0] < n]  # else the second tile has none
-    more = [(rows, columns, warps) for columns in fitting for rows, warps in ((128, 8), (64, 4))]
-    more += _TALL if product.over else ()
     steps = -(-k * product.itemsize // STAGED_BYTES)
     near = product.itemsize * (m * k + k * n) <= _STREAMED
-    for bm, bn, warps in (*_STAGED, *more):
+    for bm, bn, warps, depth in _tiles(product, abreast):
         odd = bn in abreast
         if (product.beside >= _BESIDE and bm * bn > LARGE) or (odd and splits == "stream"):
             continue
         tiles = max(1, batch * -(-m // bm) * -(-n // bn))
         limit = min(MOST_SPLITS, steps, max(1, 2 * count // tiles))
         ways: list[int | StreamK] = [splits] if isinstance(splits, int) else [1] if splits else list(range(1, limit + 1))
-        if batch == 1 and product.clusters and not odd and not isinstance(splits, int):
+        if batch == 1 and product.clusters and not odd and depth == STAGED_BYTES and not isinstance(splits, int):
             stream = stream_k(-(-m // bm), -(-n // bn), steps, held(count, warps))
             # Of tiles that are too few from the start, the sums are split, as long as nobody says otherwise.
             if stream is not None and (splits or (stream.top and near)):
                 ways = [stream] if splits else [*ways, stream]
-        for parts in ways:
-            for cluster in (None, *(() if odd else _clusters_of(product, bm, bn, parts))):
-                way = Way(bm, bn, warps, parts, cluster)
-                taken = clocks(product, way) * (_TWO if odd else 1)
-                if taken < best:
-                    best, chosen = taken, way
+        every = [Way(bm, bn, warps, parts, depth=depth) for parts in ways]
+        if not odd:
+            every += [way._replace(cluster=cluster) for way in every for cluster in _clusters_of(product, bm, bn, way.parts)]
+            every += [every[0]._replace(sharing=blocks) for blocks in _sharing(product, every[0]) if splits is None]
+        for way in every:
+            taken = clocks(product, way) * (_TWO if odd else 1)
+            if taken < best:
+                best, chosen = taken, way
     return chosen, best
+
+
+def _tiles(product: Product, abreast: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
+    """Rows, columns, warps, and bytes along K, of the tiles that a product may have."""
+    _, _, n, k = product.shape
+    if n <= FEW_ROWS:
+        columns = max(_LEAST_COLUMNS, 1 << (n - 1).bit_length())
+        return [(rows, columns, warps, _depth(k * product.itemsize, _STAGE // rows)) for rows, warps in _FEW_TILES]
+    fitting = [columns for columns in abreast if columns_of(columns)[0] < n]  # else the second tile has none
+    more = [(rows, columns, warps) for columns in fitting for rows, warps in ((128, 8), (64, 4))]
+    more += _TALL if product.over else ()
+    return [(*tile, STAGED_BYTES) for tile in (*_STAGED, *more)]
+
+
+def _depth(nbytes: int, most: int) -> int:
+    """The bytes of a stage along K, of `nbytes`: the most of those with which the fewest zeros come from beyond its end."""
+    depths = [STAGED_BYTES << n for n in range(3) if STAGED_BYTES << n <= min(most, _MOST_DEPTH)]
+    least = min(-(-nbytes // depth) * depth for depth in depths)
+    return next(depth for depth in reversed(depths) if _EIGHTH * (-(-nbytes // depth) * depth - least) <= least)
+
+
+def _sharing(product: Product, way: Way) -> list[int]:
+    """How many blocks may share the turns of each tile: all have one at the same time, and the first has room for their sums."""
+    batch, m, n, k = product.shape
+    tiles = max(1, batch * -(-m // way.rows) * -(-n // way.columns))
+    turns, stage = -(-k * product.itemsize // way.depth), (way.rows + way.columns) * way.depth
+    return [
+        blocks
+        for blocks, places in _PLACES.items()
+        if product.clusters
+        and tiles * blocks <= product.count * places
+        and 2 * blocks <= turns
+        and _received(way._replace(sharing=blocks)) + 2 * stage <= _ROOM
+    ]
+
+
+def _received(way: Way) -> int:
+    """The bytes that the first of blocks that share a tile gets from the others."""
+    return 4 * way.rows * way.columns * (way.sharing - 1)
 
 
 def _clusters_of(product: Product, rows: int, columns: int, parts: int | StreamK) -> list[tuple[int, int]]:
     """The clusters that blocks may have which visit one tile each, of so many rows and columns."""
     batch, m, n, k = product.shape
     down, across = -(-m // rows), -(-n // columns)
-    if not product.clusters or isinstance(parts, StreamK):
+    if not product.clusters or isinstance(parts, StreamK) or n <= FEW_ROWS:
         return []
 
     def worth(extent: int, there: int) -> bool:
@@ -179,21 +239,30 @@ def _cached(product: Product) -> bool:
 def clocks(product: Product, way: Way) -> float:
     """How long it takes in this way."""
     (batch, m, n, k), count = product.shape, product.count
-    bm, bn, warps, parts, cluster = way
+    bm, bn, warps, parts, cluster, sharing, depth = way
     steps, each = -(-k * product.itemsize // STAGED_BYTES), held(count, warps) // count
     down, across = -(-m // bm), -(-n // bn)
-    tiles = max(1, batch * down * across)
+    tiles, deep = max(1, batch * down * across), depth // STAGED_BYTES
     products = bm * bn * STAGED_BYTES / _PRODUCTS
     rows = parts.top if isinstance(parts, StreamK) else down
     visiting = product.clusters and together(bm, bn, warps) and tiles > held(count, warps) and rows % CLUSTER[0] == 0
     below, beside = cluster or (CLUSTER if visiting and columns_of(bn) is None else (1, 1))
-    fetched = (bm / beside + bn / below) * STAGED_BYTES
-    once = not isinstance(parts, StreamK) and tiles * parts <= count
+    # Of what lies across K, short rows take as long as longer ones: it comes in panels.
+    panels = [STAGED_BYTES // product.itemsize if across else 1 for across in product.across]
+    high, wide = (-(-size // panel) * panel for size, panel in zip((bm, bn), panels, strict=True))
+    mine_of_a, mine_of_b = high / beside, wide / below
+    room = bn if columns_of(bn) is None else wide  # columns of a stage: the second of two tiles has panels like the first's
+    fetched = (mine_of_a + mine_of_b) * STAGED_BYTES
+    once = not isinstance(parts, StreamK) and tiles * parts * sharing <= count
     alone = each == 1 or once
-    ragged = product.ragged if once and _cached(product) else (False, False)
-    again = sum(n * (_TWO_LINES - 1) for n, across in zip((bm / beside, bn / below), ragged, strict=True) if across)
-    stages = min(_STAGES_ALONE if alone else _STAGES, _ROOM // ((bm + bn) * STAGED_BYTES))
-    waiting = _WAITING + _COMING / (stages - 1)
+    ragged_of = product.ragged if once and _cached(product) else (False, False)
+    again = sum(
+        size * ((_TWO_LINES if lies else _SHIFTED) - 1)
+        for size, ragged, lies in zip((mine_of_a, mine_of_b), ragged_of, product.across, strict=True)
+        if ragged
+    )
+    stages = max(2, min(_STAGES_ALONE if alone else _STAGES, (_ROOM - _received(way)) // ((bm + room) * depth)))
+    waiting = (_WAITING + _COMING / (stages - 1)) / deep
 
     def step(blocks: int) -> float:
         """Of the blocks of a multiprocessor."""
@@ -214,14 +283,18 @@ def clocks(product: Product, way: Way) -> float:
         mine, every = turns * steps + each * parts.share, (parts.top * parts.columns + parts.tiles) * steps
         after = _NEXT + 8 * parts.places * bm * bn / _MEMORY + _LATENCY
     else:
-        share = -(-steps // parts)
-        stored, whole = turns_of(tiles * parts)
-        loop, mine, every = whole * share, stored * share, tiles * parts * share
+        share = -(-steps // (parts * sharing * deep)) * deep
+        stored, whole = turns_of(tiles * parts * sharing)
+        loop, mine, every = whole * share, stored * share, tiles * parts * sharing * share
         after = _NEXT + 8 * batch * m * n * parts / _MEMORY if parts > 1 else 0  # they are written, and read
-    operands = product.itemsize * batch * (m * k + k * n) / _MEMORY
-    beyond = batch * steps * STAGED_BYTES * ((down * bm - m) * across / beside + (across * bn - n) * down / below)
+        after += _SHARING * sharing + _received(way) / _SENT if sharing > 1 else 0
+    # Of few rows, those of the other operand that lie across lines of the cache are read the better the longer they are.
+    longer = 1 + _LINE / (bm * product.itemsize) if product.ragged[0] and product.across[0] and n <= FEW_ROWS else 1
+    operands = product.itemsize * batch * (m * k * longer + k * n) / _MEMORY
+    more = max(0, (across - 1) * bn + room - n)  # columns that are loaded beyond the operand
+    beyond = batch * steps * STAGED_BYTES * ((down * bm - m) * across / beside + more * down / below)
     cached = (every * fetched - beyond) / (_CACHED if product.lines else _ACROSS) + beyond / _BEYOND
-    fetching = mine * (fetched + again * STAGED_BYTES - beyond / every) / _FETCHED
+    fetching = mine * (fetched + again * STAGED_BYTES) / _FETCHED
     hidden = math.hypot(*(one**2 for one in (loop, fetching, cached, operands))) ** 0.5
     storing = stored * bm * bn / (_STORED / _TURNED if product.turned else _STORED)
     if columns_of(bn) is not None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import tilekit as tk
 from tilekit._tensor.tensor import Tensor
+from tilekit.kernels._gemm.model import FEW_ROWS
 from tilekit.kernels._host import multiprocessors, shaped
 from tilekit.kernels._launches import New
 from tilekit.kernels._staging import LINES, aligned
@@ -24,11 +25,12 @@ __all__ = ["AS_THEY_LIE", "Packing", "best_packing", "packed", "packing_of"]
 BM, BN = tk.generics("BM BN")
 
 # Microseconds on an H200, fitted to 40 random products of odd widths: what a step along K takes for each tile that a
-# multiprocessor has, and besides; the beginning of one more kernel; bytes that are copied in one, and the clocks of one.
-_ROUND, _STEP, _NEXT, _BYTES, _CLOCKS = 1.0, 0.6, 3.0, 2.5e6, 1700
+# multiprocessor has, and besides; the beginning of one more kernel; bytes that are copied in one, and stored; the clocks of one.
+_ROUND, _STEP, _NEXT, _BYTES, _STORED, _CLOCKS = 1.0, 0.6, 3.0, 2.5e6, 4.2e6, 1700
 # Where both operands are copied to shared memory 4 or 8 bytes at a time, a product takes so many times as long.
 _COPIED = 1.5
-_WORTH = 0.8
+# So much of the time is a gain by two models, of kernels of two kinds; and by one, where tiles are else turned over in each step.
+_WORTH, _WORTH_TURNED = 0.8, 0.95
 _TILE, _WARPS = (64, 64), 4
 
 
@@ -113,7 +115,7 @@ def best_packing(
         other = planned(_described(a, packing[0]), _described(b, packing[1]))
         if other[-1]:
             taken, without = _microseconds(plan, other, (a, b), packing)
-            if taken < min(best, _WORTH * without):
+            if taken < min(best, (_WORTH_TURNED if plan[-1] and aligned(a, b) else _WORTH) * without):
                 best, chosen = taken, (packing, other)
     return chosen
 
@@ -122,10 +124,13 @@ def _microseconds(plan: Plan, other: Plan, operands: tuple[Tensor, Tensor], pack
     """How long the product takes with operands that are packed, by the `other` plan, and without."""
     as_it_is, staged = plan[0], other[0]
     multiplied = staged.clocks / _CLOCKS
-    if math.isinf(multiplied):  # few rows, whose operands are what takes time
+    if math.isinf(multiplied):  # of which there is no model
         multiplied = sum(x.nbytes for x in operands) / _BYTES + _NEXT
+    multiplied = max(multiplied, math.prod(operands[0].shape[:-1]) * operands[1].shape[-1] * operands[0].itemsize / _STORED)
     moved = sum(2 * x.nbytes for x, strides in zip(operands, packing, strict=True) if strides)
-    if not plan[-1]:
+    if not plan[-1] and min(operands[0].shape[-2], operands[1].shape[-1]) <= FEW_ROWS:
+        unpacked = sum(x.nbytes for x in operands) / _BYTES + 2 * _NEXT
+    elif not plan[-1]:
         unpacked = as_it_is.share * (_ROUND * -(-as_it_is.blocks // multiprocessors(operands[0])) + _STEP)
     elif operands[0].itemsize == 4 and as_it_is.clocks < math.inf:
         unpacked = as_it_is.clocks / _CLOCKS

@@ -20,6 +20,7 @@ from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._gemm.abreast import abreast_columns, parts_abreast, place_of, store_left, store_right, sums_abreast
 from tilekit.kernels._gemm.exact import FEW_STEPS, fits_stages
+from tilekit.kernels._gemm.model import Product
 from tilekit.kernels._gemm.packing import AS_THEY_LIE, Packing, best_packing, packed
 from tilekit.kernels._gemm.schedules import (
     FEW_ROWS,
@@ -303,7 +304,7 @@ def gemm(
         precision: as for `tk.mma`: "tf32" lets tensor cores multiply float32; "fast" leaves sums of 8-bit floats to them.
         out: where the result goes, `c` itself for one; by default a new tensor.
         tile: `(BM, BN, BK)`, powers of two, instead of the tile that the sizes suggest. `BN` may be the sum of two (96, 160, 192)
-            unless splits is "stream"; it is fast where K is contiguous in `b`, or both have 16 bits and are multiples of 64.
+            unless splits is "stream"; it is fast where K is contiguous in `b`, or its elements have 16 bits.
         num_warps: of a block, instead of those that the tile suggests.
         splits: into how many parts sums are split, instead of as many as keep all multiprocessors busy; or "stream", which deals
             the steps along K of the last tiles, too few for all multiprocessors, out to these (stream-K); not for batches.
@@ -515,14 +516,17 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
 
         def scheduled(turned):
             deep = a.unit == len(a.shape) - 1 if turned else b.unit == len(b.shape) - 2
+            product = Product(
+                (batch, *((n, m) if turned else (m, n)), k or _LEAST), multiprocessors(a), a.itemsize, beside,
+                summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast", turned=turned, lines=pitched(a, b, to=LINES),
+                over=rounded and not deep,
+                ragged=tuple(not pitched(x, to=LINES) for x in ((b, a) if turned else (a, b))),
+                across=(_across(b, 1), _across(a, 0)) if turned else (_across(a, 0), _across(b, 1)),
+            )  # fmt: skip
             return schedule_of(
-                a, (batch, *((n, m) if turned else (m, n)), k or _LEAST), staged=staged or otherwise, copied=copied,
-                even=aligned(a, b), cpu=cpu, lines=pitched(a, b, to=LINES), tf32=rounded,
-                beside=beside, tile=tile, num_warps=num_warps, splits=splits,
-                summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
-                abreast=abreast_columns(_turned(a) if turned else b, precision) if modelled else (), turned=turned,
-                fetched=fetched, over=rounded and not deep,
-                ragged=(_ragged(b, 1), _ragged(a, 0)) if turned else (_ragged(a, 0), _ragged(b, 1)),
+                product, staged=staged or otherwise, copied=copied, even=aligned(a, b), cpu=cpu, tf32=rounded, tile=tile,
+                num_warps=num_warps, splits=splits, fetched=fetched,
+                abreast=abreast_columns(_turned(a) if turned else b) if modelled else (),
             )  # fmt: skip
 
         either = staged and epilogue is None and tile is None and not cpu
@@ -593,9 +597,9 @@ def _padded(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
     return (1,) * (rank - len(shape)) + tuple(shape)
 
 
-def _ragged(x: Tensor, across: int) -> bool:
-    """Whether a matrix, or each of a stack, lies along this dimension of two, in rows that are no whole lines of the cache."""
-    return x.unit == len(x.shape) - 2 + across and not pitched(x, to=LINES)
+def _across(x: Tensor, dimension: int) -> bool:
+    """Whether a matrix, or each of a stack, lies along this dimension of two."""
+    return x.unit == len(x.shape) - 2 + dimension
 
 
 def _run(x: Tensor) -> int:
