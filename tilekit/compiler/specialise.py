@@ -38,7 +38,8 @@ from tilekit.compiler.frontend.bound import (
     stored,
     without_type_parameters,
 )
-from tilekit.compiler.frontend.captures import check_values
+from tilekit.compiler.frontend.captures import attribute_of, check_values
+from tilekit.compiler.frontend.desugar import STANDING_FOR, desugared
 from tilekit.compiler.frontend.flow import check_flow
 from tilekit.compiler.frontend.folding import (
     BINARY,
@@ -155,7 +156,7 @@ class _Binder(ast.NodeTransformer):
         self.origins: list[Origin] = []
         self.passed: set[str] = set()
         self.constants = {name: plain(value) for name, value in constants.items()}
-        self.cells: dict[str, Any] = {}
+        self.cells: dict[str, Any] = {**STANDING_FOR}
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
                 self.cells[name] = cell.cell_contents
@@ -209,6 +210,7 @@ class _Binder(ast.NodeTransformer):
         )
         without_type_parameters(definition)
         ast.copy_location(definition, original)
+        definition.body = desugared(definition.body, self._static)
         self.locals = local_names(definition.args, *definition.body)
         for node in ast.walk(definition):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in self.constants:
@@ -311,6 +313,14 @@ class _Binder(ast.NodeTransformer):
         value = plain(value)
         return value if is_constant(value) else MISSING
 
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
+        """Python does not look at annotations of local variables; names of modules are habits of other libraries' often."""
+        if not isinstance(node.annotation, ast.Attribute) or not isinstance(
+            self._static(node.annotation.value), types.ModuleType
+        ):
+            node.annotation = ast.copy_location(ast.Constant(None), node.annotation)
+        return self.generic_visit(node)
+
     def visit_Attribute(self, node: ast.Attribute) -> Any:
         check_library(node, self.source, self.locals, self.lookup)
         function = self._helper(self._static(node), node)
@@ -320,6 +330,11 @@ class _Binder(ast.NodeTransformer):
         if isinstance(owner, np.dtype) and node.attr in ("itemsize", "name"):
             return literal(getattr(owner, node.attr), node)
         if not isinstance(owner, (types.ModuleType, type)):
+            value = attribute_of(owner, node.attr)
+            if isinstance(value, Generic) or is_constant(plain(value)) or isinstance(value, np.dtype):
+                self._note_attribute(node)
+                value = self._resolve(value, node) if isinstance(value, Generic) else value
+                return self._standing_for(value, node)
             return self.generic_visit(node)
         if not hasattr(owner, node.attr):
             raise self.source.error(no_attribute(node, owner), node.lineno, node.attr)
@@ -328,13 +343,14 @@ class _Binder(ast.NodeTransformer):
         return literal(value, node) if value is not MISSING else node
 
     def _static(self, node: ast.expr) -> Any:
-        """The module or class that an expression such as `tk.PaddingMode` names."""
+        """What an expression of names and attributes stands for, such as `tk.PaddingMode`, or `CONFIG.width`."""
         if isinstance(node, ast.Name):
             return MISSING if node.id in self.locals else self.lookup(node.id)
         if isinstance(node, ast.Attribute):
             owner = self._static(node.value)
             if isinstance(owner, (types.ModuleType, type)):
                 return getattr(owner, node.attr, MISSING)
+            return attribute_of(owner, node.attr)
         return MISSING
 
     def visit_BinOp(self, node: ast.BinOp) -> Any:
@@ -682,6 +698,8 @@ class _Binder(ast.NodeTransformer):
         """Remember what an attribute of a module or class of the user's stands for, so that another value of it counts."""
         owner = self._static(node.value) if isinstance(node, ast.Attribute) else None
         if not isinstance(node, ast.Attribute) or not isinstance(owner, (types.ModuleType, type)):
+            if isinstance(node, ast.Attribute) and node.attr in getattr(owner, "__dict__", {}):
+                self.origins.append((vars(owner), node.attr, vars(owner)[node.attr]))
             return
         module = str(owner.__name__ if isinstance(owner, types.ModuleType) else owner.__module__)
         if module.partition(".")[0] in LIBRARIES or f"{module}.".startswith(_PACKAGE):

@@ -374,14 +374,14 @@ def test_a_generic_without_a_value(device):
 def test_what_python_cannot_do_in_kernels_it_cannot_here(device):
     @tk.function
     def listed(t):
-        parts = [t, t]
-        return parts[0]
+        parts = {t, t}
+        return parts
 
     @tk.kernel
     def k(y: tk.InOut):
         y.store(listed(y.load()))
 
-    assert refuse(k).reason.startswith("lists do not exist in kernels: use a tuple, or a tile; in listed, which kernel k calls")
+    assert refuse(k).reason.startswith("sets do not exist in kernels: use a tuple; in listed, which kernel k calls")
 
 
 def test_a_function_that_is_written_in_the_kernel_is_passed_on(device):

@@ -50,6 +50,8 @@ def plain(value: Any) -> Any:
     """What stands for a value of these types in a kernel: numba knows neither them nor what they are equal to."""
     if isinstance(value, enum.StrEnum):
         return str(value)
+    if isinstance(value, enum.Enum) and isinstance(value, int):
+        return int(value)
     if isinstance(value, (np.integer, np.bool_)):
         return value.item()
     if isinstance(value, np.dtype) and value in dtypes.EIGHT_BIT_FLOATS:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.frontend.bound import BoundKernel, stored
 from tilekit.compiler.frontend.liveness import is_endless
-from tilekit.compiler.frontend.syntax import NOT_UNPACKED, WRONG_LENGTH
+from tilekit.compiler.frontend.syntax import NOT_UNPACKED, TOO_FEW, WRONG_LENGTH
 from tilekit.compiler.frontend.unrolling import without_jumps
 from tilekit.compiler.ir.calls import Calls
 from tilekit.compiler.ir.choices import choices_in, picked, picked_environment
@@ -50,6 +50,10 @@ from tilekit.lang.tile import NO_ITERATION
 __all__ = ["Unsupported", "build", "build_function"]
 
 _MOST_UNSWITCHED = 2  # conditions that choose tensors: each doubles what a loop has in it
+_UNKNOWN_ITEMS = (
+    "a comprehension goes over a tuple, or over a range whose bounds are known when the kernel is compiled: it makes a tuple; "
+    "write a loop"
+)
 _ROUNDS = 4  # a type widens from int to float, and a tuple of such by its parts: each takes a round at most
 
 
@@ -156,6 +160,8 @@ class _Builder(Calls):
                     if isinstance(leaf, Value) and leaf.name == "t":
                         leaf.name = name
                 environment[name] = operand
+            case ast.Starred(value=value):
+                self.assign(value, operand, environment)
             case ast.Tuple(elts=elements):
                 parts = self.parts(operand, len(elements), target)
                 for element, part in zip(elements, parts, strict=True):
@@ -168,8 +174,14 @@ class _Builder(Calls):
             case _:
                 raise AssertionError("`frontend.syntax` refuses other targets")
 
-    def parts(self, operand: Operand, count: int, node: ast.AST) -> Sequence[Operand]:
+    def parts(self, operand: Operand, count: int, node: ast.Tuple) -> Sequence[Operand]:
         """What a tuple that is taken apart has in it."""
+        starred = next((at for at, element in enumerate(node.elts) if isinstance(element, ast.Starred)), None)
+        if isinstance(operand, Group) and starred is not None:
+            behind = len(operand.parts) - (count - 1 - starred)
+            if behind < starred:
+                self.refuse(TOO_FEW.format(wanted=count - 1), node)
+            return [*operand.parts[:starred], Group(operand.parts[starred:behind]), *operand.parts[behind:]]
         if isinstance(operand, Group):
             if len(operand.parts) != count:
                 self.refuse(WRONG_LENGTH.format(wanted=count), node)
@@ -177,7 +189,7 @@ class _Builder(Calls):
         ty = type_of_operand(operand)
         if isinstance(ty, TileType):
             self.refuse(NO_ITERATION, node)
-        if isinstance(operand, Constant) or isinstance(ty, (ScalarType, TensorType)):
+        if isinstance(operand, Constant) or isinstance(ty, (ScalarType, TensorType)) or starred is not None:
             self.refuse(NOT_UNPACKED, node)
         return [self.emit("item", [operand, Constant(n)], node, "t") for n in range(count)]
 
@@ -333,6 +345,17 @@ class _Builder(Calls):
             if not self.block(body, environment):
                 return False
         return self.block(node.orelse, environment)
+
+    def items(self, node: ast.expr, environment: Environment) -> Sequence[Operand]:
+        over = ast.copy_location(ast.For(ast.Name("_", ast.Store()), node, [], []), node)
+        kind, operands, _ = self.iteration(over, environment)
+        bounds = [constant_of(operand) for operand in operands]
+        if kind == "for" and all(bounds):
+            return tuple(map(Constant, range(*(bound.value for bound in bounds if bound))))
+        if kind != "each" or not isinstance(operands[0], Group):
+            self.refuse(_UNKNOWN_ITEMS, node)
+        self.rewritten = True
+        return operands[0].parts
 
     def test(self, node: ast.While, environment: Environment) -> None:
         """The condition of a `while`, where a turn begins: the loop is left if it does not hold."""

@@ -6,10 +6,12 @@ import ast
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.frontend.builtin_calls import BUILTINS, Builtins
+from tilekit.compiler.frontend.desugar import ASSERTION
 from tilekit.compiler.frontend.folding import FOLDABLE_CALLS, MISSING
 from tilekit.compiler.frontend.syntax import NOT_CALLED
 from tilekit.compiler.ir.constants import constant_of, operand_of
@@ -19,12 +21,17 @@ from tilekit.compiler.ir.inference import infer
 from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Value
 from tilekit.compiler.ir.padded import is_padded, padded
 from tilekit.compiler.ir.products import PRODUCTS
+from tilekit.compiler.ir.rules import check_condition
 from tilekit.compiler.ir.types import TileType
 from tilekit.errors import CompileError
 from tilekit.lang.shape import broadcast_to, reshape
 
 __all__ = ["Calls"]
 
+_REVERSED = (
+    "reversed: goes over tuples, and over ranges with one or two bounds; of anything else count down, "
+    "for i in range(n - 1, -1, -1)"
+)
 _PLAIN = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
@@ -43,6 +50,8 @@ class Calls(Expressions):
             raise Unsupported("breakpoint()", self.location(node))
         arguments = list(self.expressions(node.args, environment))
         keywords = {str(k.arg): self.expression(k.value, environment) for k in node.keywords}
+        if isinstance(function, Constant) and function.value is enumerate and list(keywords) == ["start"]:
+            arguments, keywords = [*arguments, keywords["start"]], {}
         known = None if keywords else self.folded(node, function, receiver, arguments)
         if known is not None:
             return known
@@ -61,6 +70,13 @@ class Calls(Expressions):
             return self.inline_closure(function.value, arguments, keywords, node, environment)
         if not keywords and arguments and any(function.value is one for one in BUILTINS):
             return self.builtin(function, arguments, node, name)
+        if function.value is reversed:
+            self.refuse(_REVERSED, node)
+        if function.value in (any, all) and len(arguments) == 1 and isinstance(arguments[0], Group):
+            return self.holds(function.value is all, arguments[0].parts, node)
+        if function.spelling == ASSERTION and self.region is self.outermost and arguments[0] == Constant(False):
+            said = [str(one.value) for one in arguments[1:] if isinstance(one, Constant)]
+            self.refuse(": ".join(("assert: the condition does not hold", *said)), node)
         if is_padded(function.value, keywords):
             self.rewritten = True
             self.check_operation(Operation("call", arguments, self.location(node), function, keywords))
@@ -111,6 +127,21 @@ class Calls(Expressions):
         finally:
             self.frame = outer
 
+    def holds(self, every: bool, parts: Sequence[Operand], node: ast.Call) -> Operand:
+        """Whether all of several conditions hold, or one of them."""
+        self.rewritten = True
+        result: Operand = Constant(every)
+        for part in reversed(parts):
+            try:
+                check_condition(part)
+            except CompileError as error:
+                self.refuse(error.reason, node)
+            condition = self.operator("unary", ast.Not, [self.operator("unary", ast.Not, [part], node, "t")], node, "t")
+            ways: list[Operand] = [result, Constant(not every)]
+            first, second = ways if every else ways[::-1]
+            result = self.chosen(node, condition, [partial(_same, first), partial(_same, second)], "t")
+        return result
+
     def check_demanded(self, called: BoundKernel, arguments: Environment, node: ast.Call) -> None:
         """Whether types tell the arguments that are to be known when the kernel is compiled."""
         for parameter, argument in arguments.items():
@@ -153,6 +184,15 @@ class Calls(Expressions):
             return None
         if function.value is len and len(arguments) == 1 and isinstance(arguments[0], Group):
             return Constant(len(arguments[0].parts))
+        if function.value in (tuple, reversed) and len(arguments) == 1 and isinstance(arguments[0], Group):
+            self.rewritten = True
+            return arguments[0] if function.value is tuple else Group(arguments[0].parts[::-1])
+        if function.value is enumerate and len(arguments) == 2 and isinstance(arguments[0], Group):
+            first = constant_of(arguments[1])
+            if first is not None and type(first.value) is int:
+                self.rewritten = True
+                numbers = range(first.value, first.value + len(arguments[0].parts))
+                return Group(tuple(Group((Constant(n), part)) for n, part in zip(numbers, arguments[0].parts, strict=True)))
         if function.value in (enumerate, zip) and arguments and all(isinstance(argument, Group) for argument in arguments):
             columns = [argument.parts for argument in arguments if isinstance(argument, Group)]
             if function.value is enumerate:
@@ -228,6 +268,10 @@ class Calls(Expressions):
         values = (inner.value for one in (node, *rest) for inner in ast.walk(one) if isinstance(inner, ast.Return))
         last = [value for value in values if value is not None]
         return self.chosen(last[-1] if last else node, condition, ways, "t")
+
+
+def _same(operand: Operand) -> Operand:
+    return operand
 
 
 class _BuiltinOperations(Builtins):

@@ -60,14 +60,14 @@ class Emission:
 
     Attributes:
         frame: the function that is being walked.
-        region: where operations are appended to.
+        region: where operations are appended to; `outermost`: that of the kernel.
         loops: that are being built, of this function.
         refused: operations that the language does not have, and why.
     """
 
     def __init__(self, bound: BoundKernel) -> None:
         self.frame = Frame.of(bound, inlined=False)
-        self.region = Region()
+        self.region = self.outermost = Region()
         self.loops: list[Loop] = []
         self.refused: dict[Operation, CompileError] = {}
         self.rewritten, self.counted, self.unswitched = False, 0, 0

@@ -14,6 +14,7 @@ from tilekit.compiler.frontend.folding import BINARY, COMPARE, UNARY
 from tilekit.compiler.frontend.syntax import NOT_UNPACKED
 from tilekit.compiler.ir.constants import (
     constant_of,
+    is_known,
     operand_of,
 )
 from tilekit.compiler.ir.emission import Emission, Unsupported
@@ -42,6 +43,9 @@ _BY_SYMBOL: dict[str, dict[str, Callable[..., Any]]] = {
     "compare": {SYMBOLS[op]: f for op, f in COMPARE.items()},
 }
 
+_UNKNOWN_CONDITION = (
+    "what a comprehension leaves out must be known when the kernel is compiled: it makes a tuple; write a loop, with an if in it"
+)
 _WHOLE = Section(Constant(None), Constant(None), Constant(None))
 R = TypeVar("R")
 
@@ -119,6 +123,12 @@ class Expressions(Emission):
                 return self.decided(node, op, values, environment)
             case ast.Compare(left=left, ops=[op, *ops], comparators=[middle, *rest]):
                 return self.chain(node, left, op, middle, ops, rest, environment)
+            case ast.NamedExpr(target=target, value=value):
+                self.rewritten = True
+                environment[target.id] = assigned = self.expression(value, environment, target.id)
+                return assigned
+            case ast.GeneratorExp(elt=element, generators=generators):
+                return Group(tuple(self.comprehension(element, generators, environment)))
             case ast.Lambda():
                 return Constant(Closure(node, self.frame), "lambda")
             case ast.IfExp(test=test, body=body, orelse=orelse):
@@ -148,6 +158,32 @@ class Expressions(Emission):
                 self.refuse(NOT_UNPACKED, node)
             self.rewritten = True
             yield from operand.parts
+
+    def comprehension(
+        self, element: ast.expr, generators: Sequence[ast.comprehension], environment: Environment
+    ) -> Iterator[Operand]:
+        """What a comprehension gives, one after the other: it goes over what is known when the kernel is compiled."""
+        self.rewritten = True
+        if not generators:
+            yield self.expression(element, environment)
+            return
+        (generator, *inner) = generators
+        for item in self.items(generator.iter, environment):
+            self.assign(generator.target, item, environment := dict(environment))
+            conditions = [self.condition(condition, environment) for condition in generator.ifs]
+            for condition, node in zip(conditions, generator.ifs, strict=True):
+                if not is_known(condition):
+                    self.refuse(_UNKNOWN_CONDITION, node)
+            if all(condition.value for condition in conditions if isinstance(condition, Constant)):
+                yield from self.comprehension(element, inner, environment)
+
+    def items(self, node: ast.expr, environment: Environment) -> Sequence[Operand]:
+        """What a comprehension goes over."""
+        raise NotImplementedError
+
+    def assign(self, target: ast.expr, operand: Operand, environment: Environment) -> None:
+        """Let a variable, or those of a tuple, stand for an operand."""
+        raise NotImplementedError
 
     def condition(self, node: ast.expr, environment: Environment) -> Operand:
         """What decides a branch: a constant where it is known."""
@@ -209,6 +245,9 @@ class Expressions(Emission):
             (other,) = [o for o in operands if o != Constant(None)] or [Constant(None)]
             if isinstance(other, (Group, Choice, View)) or (isinstance(other, Value) and not isinstance(other.type, Unknown)):
                 return Constant(symbol == "is not")
+        if kind == "binary" and symbol == "+" and all(isinstance(operand, Group) for operand in operands):
+            self.rewritten = True
+            return Group(tuple(part for operand in operands if isinstance(operand, Group) for part in operand.parts))
         constants = [constant_of(operand) for operand in operands]
         if all(constant is not None for constant in constants) and symbol in _BY_SYMBOL[kind]:
             try:

@@ -341,6 +341,8 @@ def _no_attribute(owner: Any, what: str) -> str:
         return f"{owner.__name__} is a function, which has no attribute {what}: write {owner.__name__}(...)"
     if owner is None and what in ("sync", "result", "wait"):
         return f"None has no attribute {what}: leave it out; .sync() of the launch waits for it on the host"
+    if isinstance(owner, tuple) and hasattr(list, what):
+        return f"a tuple has no attribute {what}: nothing changes a list or tuple in a kernel; make another, t = (*t, x)"
     return f"{what_is(owner)} has no attribute {what}{advice({}, what, dir(owner))}"
 
 
