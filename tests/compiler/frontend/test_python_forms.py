@@ -1,6 +1,6 @@
 """Forms of Python that users bring along: what they mean in a kernel is what they mean in Python."""
 
-# ruff: noqa: C416 - kernels are written as users write them
+# ruff: noqa: B011, C416, PT015, RUF005 - kernels are written as users write them
 
 import enum
 import types
