@@ -42,8 +42,10 @@ def runtime_shape(y, x, n):
     y.store(tk.load(x, 0, n))  #: load: the tile shape must be known when the kernel is compiled: make it a generic
 
 
-def list_shape(y):
-    y.store(tk.zeros([N]))  #: lists do not exist in kernels: use a tuple, or a tile
+def list_that_changes(y):
+    parts = [y.load()]
+    parts.append(y.load())  #: a tuple has no attribute append: nothing changes a list or tuple in a kernel; make another
+    y.store(parts[0])
 
 
 def odd_shape(y):
@@ -200,7 +202,7 @@ def raises(y):
 
 
 def asserts(y):
-    assert y.ndim == 1  #: kernels cannot raise or catch exceptions; tk.assert_ looks at a condition
+    assert y.ndim == 2, "rows"  #: assert: the condition does not hold: rows
 
 
 def enters(y):
@@ -222,7 +224,7 @@ def builds_set(y):
 
 
 def comprehends(y):
-    y.store([2 * i for i in range(3)][1])  #: lists do not exist in kernels
+    y.store([2 * i for i in range(tk.bid(0))][1])  #: a comprehension goes over a tuple, or over a range whose bounds are known
 
 
 def formats(y):
@@ -383,10 +385,10 @@ def adds_a_complex_number(y):
 
 
 def takes_many(y):
-    def first(*values):  #: functions in kernels take plain parameters: *args and **kwargs do not exist there
-        return values[0]
+    def first(**values):  #: **values does not exist in kernels, which have no dictionaries: give each parameter a name
+        return values["a"]
 
-    y.store(first(1.0))
+    y.store(first(a=1.0))
 
 
 def recurses(y):
@@ -397,7 +399,7 @@ def recurses(y):
 
 
 def assigns_within(y):
-    y.store(t := 2.0)  #: assignment expressions (:=) do not exist in kernels: assign in a line of its own  # noqa: F841
+    y.store(1.0 if y.ndim == 1 else (t := 2.0))  #: (t := 2.0) stands where it may not be reached, or more than  # noqa: F841
 
 
 def computes_strings(y):
@@ -417,7 +419,7 @@ def deletes(y):
 
 
 def generates(y):
-    y.store(tuple(i for i in range(3))[0])  #: generator expressions do not exist in kernels: write the loop out  # noqa: RUF015
+    y.store(sum(i for i in range(3) if i > tk.bid(0)))  #: what a comprehension leaves out must be known when the kernel is
 
 
 def matches(y):
@@ -493,13 +495,18 @@ def unknown_option(y, x):
 
 
 def unpacks_with_a_star(y):
-    a, *b = (1, 2, 3)  #: *b takes what is left over, which does not exist in kernels: name each value of the tuple
-    y.store(a + b[0])
+    a, *b, c = (1,)  #: there are 2 names to assign to, and the tuple has fewer values
+    y.store(a + b[0] + c)
 
 
 def unpacks_with_a_star_in_a_loop(y):
-    for a, *_ in ((1, 2), (3, 4)):  #: *_ takes what is left over, which does not exist in kernels
+    for a, *_ in (y.load(),):  #: a tile cannot be iterated over: tile operations work on all its elements at once
         y.store(a)
+
+
+def goes_back_over_tiles(y, x):
+    for t in reversed(x.tiles(8)):  #: reversed: goes over tuples, and over ranges with one or two bounds; of anything else count
+        y.store(tk.sum(t))
 
 
 def stores_a_huge_int(y):
@@ -595,7 +602,7 @@ def makes_a_list(y):
 
 
 def asks_for_any(y):
-    y.store(any((True, False)))  #: any does not exist in kernels
+    y.store(any(y.load()))  #: any does not take tiles: the operations on tiles are tk.*, the operators and abs; write tk.any
 
 
 def prints_with_keywords(y):
@@ -604,8 +611,8 @@ def prints_with_keywords(y):
 
 
 def takes_keywords_alone(y):
-    add = lambda a, *, b: a + b  #: functions in kernels take plain parameters: leave out the * and the / among them  # noqa: E731
-    y.store(add(1, b=2))
+    add = lambda a, *, b: a + b  # noqa: E731
+    y.store(add(1, 2))  #: the lambda: too many positional arguments; it is called as the lambda(a, *, b)
 
 
 def calls_a_dtype(y):

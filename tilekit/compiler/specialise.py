@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from tilekit.compiler.frontend.arguments import has_stars, is_variadic, kept_parameters, options_of, parameters_of, written_out
 from tilekit.compiler.frontend.bound import (
     BoundKernel,
     Origin,
@@ -37,7 +38,8 @@ from tilekit.compiler.frontend.bound import (
     stored,
     without_type_parameters,
 )
-from tilekit.compiler.frontend.captures import check_values
+from tilekit.compiler.frontend.captures import attribute_of, check_values
+from tilekit.compiler.frontend.desugar import STANDING_FOR, desugared
 from tilekit.compiler.frontend.flow import check_flow
 from tilekit.compiler.frontend.folding import (
     BINARY,
@@ -101,6 +103,13 @@ class _Lambda:
         return self.node.name if isinstance(self.node, ast.FunctionDef) else "the_lambda"
 
     @property
+    def definition(self) -> ast.FunctionDef:
+        """It as a function."""
+        tree = ast.FunctionDef(name=self.name, args=self.node.args, body=self.body, decorator_list=[])
+        without_type_parameters(tree)
+        return ast.copy_location(tree, self.node)
+
+    @property
     def body(self) -> list[ast.stmt]:
         """Its statements, as those of a function."""
         if isinstance(self.node, ast.FunctionDef):
@@ -137,14 +146,17 @@ class _Binder(ast.NodeTransformer):
         constants: Mapping[str, Any],
         callers: tuple[Function | _Lambda, ...] = (),
         tuples: Mapping[str, Any] | None = None,
+        defaults: Mapping[str, Any] | None = None,
     ) -> None:
+        """Of one function; with `defaults` it is called with a star, and has its parameters as they are written."""
         self.tuples = {name: names for name, names in (tuples or {}).items() if names is not None}
+        self.defaults = defaults
         self.function, self.source, self.generics, self.callers = function, source, generics, callers
         self.called: dict[str, BoundKernel] = {}
         self.origins: list[Origin] = []
         self.passed: set[str] = set()
         self.constants = {name: plain(value) for name, value in constants.items()}
-        self.cells: dict[str, Any] = {}
+        self.cells: dict[str, Any] = {**STANDING_FOR}
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
                 self.cells[name] = cell.cell_contents
@@ -165,7 +177,7 @@ class _Binder(ast.NodeTransformer):
         function = compile_tree(
             definition, self.function, self.source, cells | {name: called[name].function for name in free if name in called}
         )
-        names = tuple(argument.arg for argument in definition.args.args)
+        names = tuple(argument.arg for argument in parameters_of(definition.args))
         text, origins = [ast.dump(definition)], [*self._global_origins(), *self.origins]
         for name, bound in called.items():
             text.append(f"{name}: {bound.text}")
@@ -186,21 +198,10 @@ class _Binder(ast.NodeTransformer):
 
     def _rewrite(self) -> ast.FunctionDef:
         original = self.source.tree
-        parameters = [*original.args.posonlyargs, *original.args.args, *original.args.kwonlyargs]
+        parameters = parameters_of(original.args)
         definition = ast.FunctionDef(
             name=original.name,
-            args=ast.arguments(
-                posonlyargs=[],
-                args=[
-                    ast.copy_location(ast.arg(arg=name), a)
-                    for a in parameters
-                    if a.arg not in self.constants
-                    for name in names_of(self.tuples.get(a.arg, a.arg))
-                ],
-                kwonlyargs=[],
-                kw_defaults=[],
-                defaults=[],
-            ),
+            args=self._parameters(original, parameters),
             body=[
                 *(put_together(a, self.tuples[a.arg]) for a in parameters if a.arg in self.tuples),
                 *copy.deepcopy(original.body),
@@ -209,12 +210,35 @@ class _Binder(ast.NodeTransformer):
         )
         without_type_parameters(definition)
         ast.copy_location(definition, original)
-        self.locals = local_names(*definition.args.args, *definition.body)
+        definition.body = desugared(definition.body, self._static)
+        self.locals = local_names(definition.args, *definition.body)
         for node in ast.walk(definition):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in self.constants:
                 raise self.source.error(f"{node.id} is a Const parameter: the kernel cannot assign to it", node.lineno, node.id)
         definition.body = self._block(definition.body)
         return definition
+
+    def _parameters(self, original: ast.FunctionDef, parameters: list[ast.arg]) -> ast.arguments:
+        """The parameters that are left."""
+        if self.defaults is not None:
+            nodes = {name: self._standing_for(value, original.body[0]) for name, value in self.defaults.items()}
+            return kept_parameters(original.args, self.constants, nodes)
+        left = [
+            ast.copy_location(ast.arg(arg=name), a)
+            for a in parameters
+            if a.arg not in self.constants
+            for name in names_of(self.tuples.get(a.arg, a.arg))
+            if name not in self.constants
+        ]
+        return ast.arguments(posonlyargs=[], args=left, kwonlyargs=[], kw_defaults=[], defaults=[])
+
+    def _standing_for(self, value: Any, at: ast.stmt | ast.expr) -> ast.expr:
+        """An expression of a value: a constant, or the name of an enclosing variable that has it."""
+        if is_constant(plain(value)):
+            return literal(plain(value), at)
+        name = f"tilekit__value{len(self.cells)}"
+        self.cells[name] = value
+        return ast.copy_location(ast.Name(name, ast.Load()), at)
 
     def lookup(self, name: str) -> Any:
         """What a name that is not local stands for; `MISSING` if nothing."""
@@ -289,6 +313,14 @@ class _Binder(ast.NodeTransformer):
         value = plain(value)
         return value if is_constant(value) else MISSING
 
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
+        """Python does not look at annotations of local variables; names of modules are habits of other libraries' often."""
+        if not isinstance(node.annotation, ast.Attribute) or not isinstance(
+            self._static(node.annotation.value), types.ModuleType
+        ):
+            node.annotation = ast.copy_location(ast.Constant(None), node.annotation)
+        return self.generic_visit(node)
+
     def visit_Attribute(self, node: ast.Attribute) -> Any:
         check_library(node, self.source, self.locals, self.lookup)
         function = self._helper(self._static(node), node)
@@ -298,6 +330,11 @@ class _Binder(ast.NodeTransformer):
         if isinstance(owner, np.dtype) and node.attr in ("itemsize", "name"):
             return literal(getattr(owner, node.attr), node)
         if not isinstance(owner, (types.ModuleType, type)):
+            value = attribute_of(owner, node.attr)
+            if isinstance(value, Generic) or is_constant(plain(value)) or isinstance(value, np.dtype):
+                self._note_attribute(node)
+                value = self._resolve(value, node) if isinstance(value, Generic) else value
+                return self._standing_for(value, node)
             return self.generic_visit(node)
         if not hasattr(owner, node.attr):
             raise self.source.error(no_attribute(node, owner), node.lineno, node.attr)
@@ -306,13 +343,14 @@ class _Binder(ast.NodeTransformer):
         return literal(value, node) if value is not MISSING else node
 
     def _static(self, node: ast.expr) -> Any:
-        """The module or class that an expression such as `tk.PaddingMode` names."""
+        """What an expression of names and attributes stands for, such as `tk.PaddingMode`, or `CONFIG.width`."""
         if isinstance(node, ast.Name):
             return MISSING if node.id in self.locals else self.lookup(node.id)
         if isinstance(node, ast.Attribute):
             owner = self._static(node.value)
             if isinstance(owner, (types.ModuleType, type)):
                 return getattr(owner, node.attr, MISSING)
+            return attribute_of(owner, node.attr)
         return MISSING
 
     def visit_BinOp(self, node: ast.BinOp) -> Any:
@@ -390,6 +428,7 @@ class _Binder(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> Any:
         if isinstance(node.func, ast.Attribute):
             check_library(node.func, self.source, self.locals, self.lookup)
+        node.keywords = [named for keyword in node.keywords for named in self._options(keyword)]
         called = self._static(node.func)
         if isinstance(called, _Lambda):
             return self._call(node, called)
@@ -436,12 +475,33 @@ class _Binder(ast.NodeTransformer):
     def _call(self, node: ast.Call, function: Function | _Lambda) -> ast.Call:
         """A call, with the constants among its arguments put into a copy of the function."""
         name, signature = function.name, function.signature
-        if any(isinstance(a, ast.Starred) for a in node.args) or any(k.arg is None for k in node.keywords):
-            raise self.source.error(f"{name}: arguments such as *args do not exist in kernels", node.lineno, name)
+        node.args = list(written_out(node.args, self._behind_star))
+        if has_stars(node):
+            return self._call_with_star(node, function)
+        keywords: dict[str, ast.expr] = {}
+        for k in node.keywords:
+            if k.arg in keywords:
+                raise self.source.error(f"{name}: {k.arg} is given twice", node.lineno, name)
+            keywords[str(k.arg)] = k.value
         try:
-            arguments = signature.bind(*node.args, **{str(k.arg): k.value for k in node.keywords}).arguments
+            arguments = signature.bind(*node.args, **keywords).arguments
         except TypeError as error:
             raise self.source.error(f"{name}: {error}; it is called as {name}{signature}", node.lineno, name) from None
+        tuples: dict[str, Any] = {}
+        for parameter in signature.parameters.values():
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                parts = arguments.pop(parameter.name, ())
+                tuples[parameter.name] = tuple(f"tilekit__{parameter.name}{at}" for at, _ in enumerate(parts))
+                arguments |= zip(tuples[parameter.name], parts, strict=True)
+        constants, left = self._sorted_out(arguments)
+        bound = self._bound(node, function, constants, [parameter for parameter, _ in left], tuples)
+        bound = replace(bound, demanded=function.constants & dict(left).keys())
+        by_name = dict(left) | {p: literal(constants[p], node) for p in bound.names if p in constants}
+        called = ast.Call(self._stand_in(node, function, bound), [by_name[p] for p in bound.names], [])
+        return ast.copy_location(called, node)
+
+    def _sorted_out(self, arguments: Mapping[str, ast.expr]) -> tuple[dict[str, Any], list[tuple[str, ast.expr]]]:
+        """The constants and functions among arguments, by the names of their parameters, and the expressions that are left."""
         constants: dict[str, Any] = {}
         left = []
         for parameter, argument in arguments.items():
@@ -455,11 +515,62 @@ class _Binder(ast.NodeTransformer):
                 constants[parameter] = value
             else:
                 left.append((parameter, argument))
-        bound = self._bound(node, function, constants, [parameter for parameter, _ in left])
-        bound = replace(bound, demanded=function.constants & dict(left).keys())
-        by_name = dict(left) | {p: literal(constants[p], node) for p in bound.names if p in constants}
-        called = ast.Call(self._stand_in(node, function, bound), [by_name[p] for p in bound.names], [])
-        return ast.copy_location(called, node)
+        return constants, left
+
+    def _call_with_star(self, node: ast.Call, function: Function | _Lambda) -> ast.Call:
+        """A call with a tuple of arguments: how many these are, types tell. So which parameters are left to their defaults is
+        open here, and what stands ahead of the star, or has a name, is put in."""
+        name, signature = function.name, function.signature
+        parameters = signature.parameters.values()
+        first = next(at for at, argument in enumerate(node.args) if isinstance(argument, ast.Starred))
+        order = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        if is_variadic(signature):
+            first = min(first, len(order))
+        elif first > len(order):
+            raise self.source.error(
+                f"{name}: too many positional arguments; it is called as {name}{signature}", node.lineno, name
+            )
+        stated = dict(zip(order, node.args[:first], strict=False))
+        for k in node.keywords:
+            if k.arg in stated or k.arg not in signature.parameters:
+                reason = f"{k.arg} is given twice" if k.arg in stated else f"got an unexpected keyword argument {k.arg!r}"
+                raise self.source.error(f"{name}: {reason}; it is called as {name}{signature}", node.lineno, name)
+            stated[str(k.arg)] = k.value
+        constants, left = self._sorted_out(stated)
+        source = self._source_of(function, node)
+        assigned = stored(ast.walk(source.tree))
+        known = {p: value for p, value in constants.items() if p not in assigned or not is_constant(value)}
+        defaults = {p.name: self._default(p, source) for p in parameters if p.default is not p.empty and p.name not in known}
+        bound = self._bound(node, function, known, [p.name for p in parameters], defaults=defaults)
+        bound = replace(bound, demanded=function.constants & set(bound.names))
+        by_name = dict(left) | {p: literal(value, node) for p, value in constants.items() if p not in known}
+        ahead = [by_name[p] for p in order[:first] if p in by_name]
+        behind = [self.visit(argument) for argument in node.args[first:]]
+        named = [ast.keyword(str(k.arg), by_name[str(k.arg)]) for k in node.keywords if k.arg in by_name]
+        return ast.copy_location(ast.Call(self._stand_in(node, function, bound), [*ahead, *behind], named), node)
+
+    def _behind_star(self, node: ast.expr) -> Any:
+        """What stands behind a star: a tuple of names, where it is a parameter that is one."""
+        if isinstance(node, ast.Name) and node.id in self.tuples and node.id not in stored(ast.walk(self.source.tree)):
+            statement = put_together(ast.copy_location(ast.arg(node.id), node), self.tuples[node.id])
+            assert isinstance(statement, ast.Assign), "see there"
+            return statement.value
+        return self.visit(node)
+
+    def _options(self, keyword: ast.keyword) -> Iterator[ast.keyword]:
+        """A keyword; of `**options`, one for each entry."""
+        if keyword.arg is not None:
+            yield keyword
+            return
+        try:
+            entries = options_of(keyword, self._static)
+        except CompileError as error:
+            raise self.source.error(error.reason, keyword.value.lineno) from None
+        for name, value in entries.items():
+            if not isinstance(keyword.value, ast.Dict):
+                self.origins.append((self._static(keyword.value), name, value))
+                value = self._standing_for(value, keyword.value)
+            yield ast.keyword(name, value)
 
     def _function_argument(self, node: ast.expr) -> ast.expr:
         """An argument of an operation that takes a function: a lambda, or one that is written for Python alone, is one, too."""
@@ -481,6 +592,9 @@ class _Binder(ast.NodeTransformer):
 
     def _passed(self, node: ast.expr, function: Function | _Lambda) -> ast.Name:
         """What stands for a function that is passed on."""
+        if is_variadic(function.signature):
+            reason = f"{function.name}, which is passed on, takes plain parameters, and no *args"
+            raise self.source.error(reason, node.lineno, function.name)
         required = [p.name for p in function.signature.parameters.values() if p.default is p.empty]
         stand_in = self._stand_in(node, function, self._bound(node, function, {}, required))
         self.passed.add(stand_in.id)
@@ -493,8 +607,19 @@ class _Binder(ast.NodeTransformer):
         self.called[name] = bound
         return ast.copy_location(ast.Name(name, ast.Load()), node)
 
-    def _bound(self, at: ast.expr, function: Function | _Lambda, constants: dict[str, Any], left: list[str]) -> BoundKernel:
-        """A copy of a function for one call, whose parameters are `left`, and those of `constants` that it assigns to."""
+    def _bound(
+        self,
+        at: ast.expr,
+        function: Function | _Lambda,
+        constants: dict[str, Any],
+        left: list[str],
+        tuples: Mapping[str, Any] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> BoundKernel:
+        """A copy of a function for one call, whose parameters are `left`, and those of `constants` that it assigns to.
+
+        Parameters of which `tuples` has names are tuples of these. With `defaults` the call has a star.
+        """
         if function in self.callers:
             cycle = [f.name for f in self.callers[self.callers.index(function) :]] + [function.name]
             raise self.source.error(
@@ -505,23 +630,34 @@ class _Binder(ast.NodeTransformer):
             )
         callers = (*self.callers, function)
         if isinstance(function, _Lambda):
-            return self._bound_lambda(at, function, constants, callers)
+            return self._bound_lambda(at, function, constants, callers, defaults)
+        source = self._source_of(function, at)
+        check_syntax(source, returns=True)
+        tuples = {**(tuples or {})}
+        for name, names in tuples.items():
+            if all(one in constants and is_constant(constants[one]) for one in names):
+                constants[name] = tuple(constants[one] for one in names)
+        for name, parameter in function.signature.parameters.items():
+            if name not in constants and name not in left and name not in tuples:
+                constants[name] = self._default(parameter, source)
+        assigned = stored(ast.walk(source.tree))
+        kept = {name: value for name, value in constants.items() if name not in assigned or not is_constant(value)}
+        tuples = {name: names for name, names in tuples.items() if name not in constants}
+        binder = _Binder(function.function, source, self.generics, kept, callers, tuples, defaults)
+        self._note_attribute(at.func if isinstance(at, ast.Call) else at)
+        return binder.bind()
+
+    def _source_of(self, function: Function | _Lambda, at: ast.expr) -> KernelSource:
+        """The text of a function that is called there."""
+        if isinstance(function, _Lambda):
+            return function.binder.source.part(function.definition).called(self.source, at.lineno)
         source = _sources.get(function)
         if source is None:
             try:
                 source = _sources[function] = KernelSource(function.function, function.file, "function")
             except CompileError as error:  # it cannot be read
                 raise self.source.error(error.reason, at.lineno) from None
-        source = source.called(self.source, at.lineno)
-        check_syntax(source, returns=True)
-        for name, parameter in function.signature.parameters.items():
-            if name not in constants and name not in left:
-                constants[name] = self._default(parameter, source)
-        assigned = stored(ast.walk(source.tree))
-        kept = {name: value for name, value in constants.items() if name not in assigned or not is_constant(value)}
-        binder = _Binder(function.function, source, self.generics, kept, callers)
-        self._note_attribute(at.func if isinstance(at, ast.Call) else at)
-        return binder.bind()
+        return source.called(self.source, at.lineno)
 
     def _default(self, parameter: inspect.Parameter, source: KernelSource) -> Any:
         value = plain(parameter.default)
@@ -535,7 +671,12 @@ class _Binder(ast.NodeTransformer):
         return value
 
     def _bound_lambda(
-        self, at: ast.expr, function: _Lambda, constants: dict[str, Any], callers: tuple[Function | _Lambda, ...]
+        self,
+        at: ast.expr,
+        function: _Lambda,
+        constants: dict[str, Any],
+        callers: tuple[Function | _Lambda, ...],
+        defaults: Mapping[str, Any] | None,
     ) -> BoundKernel:
         outer, node, body = function.binder, function.node, function.body
         what = "a lambda in a kernel" if isinstance(node, ast.Lambda) else f"{node.name}, which is passed on,"
@@ -547,11 +688,9 @@ class _Binder(ast.NodeTransformer):
         for name in sorted(used & (outer.locals - arguments_of_lambdas(outer.source.tree))):
             reason = f"{what} sees its arguments and constants alone; {name} is a value that the kernel computes"
             raise outer.source.error(reason, node.lineno, name)
-        tree = ast.FunctionDef(name=function.name, args=node.args, body=body, decorator_list=[])
-        without_type_parameters(tree)
-        source = outer.source.part(ast.copy_location(tree, node)).called(self.source, at.lineno)
+        source = self._source_of(function, at)
         known = {name: value for name, value in outer.constants.items() if name not in parameters}
-        binder = _Binder(outer.function, source, self.generics, known | constants, callers)
+        binder = _Binder(outer.function, source, self.generics, known | constants, callers, defaults=defaults)
         binder.cells = outer.cells | binder.cells
         return binder.bind()
 
@@ -559,6 +698,8 @@ class _Binder(ast.NodeTransformer):
         """Remember what an attribute of a module or class of the user's stands for, so that another value of it counts."""
         owner = self._static(node.value) if isinstance(node, ast.Attribute) else None
         if not isinstance(node, ast.Attribute) or not isinstance(owner, (types.ModuleType, type)):
+            if isinstance(node, ast.Attribute) and node.attr in getattr(owner, "__dict__", {}):
+                self.origins.append((vars(owner), node.attr, vars(owner)[node.attr]))
             return
         module = str(owner.__name__ if isinstance(owner, types.ModuleType) else owner.__module__)
         if module.partition(".")[0] in LIBRARIES or f"{module}.".startswith(_PACKAGE):

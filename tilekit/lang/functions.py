@@ -48,7 +48,7 @@ def function(function: Callable[..., Any] | None = None) -> Any:
         A `Function`, for kernels to call, or to pass to `tk.reduce` and `tk.scan`.
 
     Raises:
-        TypeError: what is decorated is no plain function, or it has parameters such as `*args`.
+        TypeError: what is decorated is no plain function, or it has a parameter such as `**kwargs`.
     """
     return Function if function is None else Function(function)
 
@@ -94,10 +94,10 @@ class Function(Generic[P, R]):
         self.name, self.function = function.__name__.replace("<lambda>", "the_lambda"), function
         self.signature = inspect.signature(function)
         for name, parameter in self.signature.parameters.items():
-            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            if parameter.kind is parameter.VAR_KEYWORD:
                 raise TypeError(
-                    f"function {self.name}: parameter {name} is {parameter.kind.description}; functions that kernels call take "
-                    "plain parameters"
+                    f"function {self.name}: parameter {name} is {parameter.kind.description}; kernels have no dictionaries: give "
+                    "each parameter a name"
                 )
         try:
             annotations = inspect.get_annotations(function, eval_str=True)
@@ -133,7 +133,7 @@ def helper_of(value: Any) -> Function | None:
     """The helper that a value is, where a kernel calls it: any function of the user's is one. None if it is none.
 
     Raises:
-        TypeError: it has parameters such as `*args`.
+        TypeError: it has a parameter such as `**kwargs`.
     """
     if isinstance(value, Function):
         return value

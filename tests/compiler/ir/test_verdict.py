@@ -50,7 +50,7 @@ def test_numbers_that_the_kernel_computes_are_no_reason(line):
             "load: padding_mode must be known when the kernel is compiled; it is a float32",
         ),
         ("v = (1, t)[tk.bid(0)]", "index: of a tuple of different things"),
-        ("v = (x if tk.bid(0) > 1 else y)", "the value is the tensor x and the tensor y"),
+        ("v = (x if tk.bid(0) > 1 else t)", "the value is the tensor x and a float32 tile of shape (16,)"),
     ],
 )
 def test_what_is_known_is_looked_at(line, reason):

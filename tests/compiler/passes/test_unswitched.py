@@ -95,6 +95,26 @@ def test_they_compute_the_same(kernel, flag, depth, cpu):
     np.testing.assert_array_equal(*results)
 
 
+def test_all_branches_by_one_condition_go():
+    """Also where it is computed twice."""
+
+    @tk.kernel
+    def both(c: tk.Out, a: tk.In, b: tk.In, flag: int):
+        acc = tk.zeros((64, 64), tk.float32)
+        for k in range(4):
+            ta = tk.load(a, (0, k), (64, 64)) if flag > 0 else tk.load(b, (0, k), (64, 64))
+            tb = tk.load(b, (k, 0), (64, 64)) if flag > 0 else tk.load(a, (k, 0), (64, 64))
+            acc = tk.mma(ta, tb, acc)
+        c.store(acc)
+
+    a = api.meta((512, 512), tk.float16)
+    launch = both(api.meta((64, 64)).partition((64, 64)), a, a, 1)
+    ir = through_ir.ir_of(launch, hoist_invariants, accumulate_products, unswitch_loops)
+    loops = [operation for operation in ir.walk() if operation.kind == "for"]
+    assert len(loops) == 2
+    assert not any(operation.kind == "if" for loop in loops for operation in loop.regions[0].walk())
+
+
 def turns_decide(c: tk.Out, a: tk.In, b: tk.In, flag: int):
     acc = tk.zeros((64, 64), tk.float32)
     for k in range(4):

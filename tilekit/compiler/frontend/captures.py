@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import ast
 import builtins
+import dataclasses
+import enum
 import types
 from collections.abc import Callable, Collection
 from typing import Any
 
+from tilekit.compiler.frontend.folding import MISSING
 from tilekit.compiler.frontend.source import KernelSource
+from tilekit.lang.functions import LIBRARIES
 
-__all__ = ["check_values"]
+__all__ = ["attribute_of", "check_values"]
 
 _LEAST, _MOST = -(2**63), 2**64 - 1
 _CONTAINERS: dict[type, str] = {
@@ -23,11 +27,25 @@ _CONTAINERS: dict[type, str] = {
 _BUILTINS = {
     id(getattr(builtins, name)): name
     for name in (
-        "__import__", "all", "any", "compile", "dict", "dir", "eval", "exec", "filter", "format", "frozenset", "getattr",
+        "__import__", "compile", "dict", "dir", "eval", "exec", "filter", "format", "frozenset", "getattr",
         "globals", "hasattr", "hash", "id", "input", "iter", "list", "locals", "map", "next", "object", "open", "repr",
-        "reversed", "set", "setattr", "sorted", "str", "super", "type", "vars",
+        "set", "setattr", "sorted", "str", "super", "type", "vars",
     )
 }  # fmt: skip
+
+
+def attribute_of(owner: Any, name: str) -> Any:
+    """An attribute of an object that keeps constants: a namespace, a data class, a named tuple, a member of an enumeration, or
+    any other object of the user's. `MISSING` of what is none, or has no such attribute."""
+    fields = getattr(type(owner), "_fields", ()) if isinstance(owner, tuple) else ()
+    if isinstance(owner, enum.Enum):
+        fields = ("name", "value")
+    elif dataclasses.is_dataclass(owner):
+        fields = tuple(field.name for field in dataclasses.fields(owner))
+    module = type(owner).__module__.partition(".")[0]
+    if not fields and (isinstance(owner, types.SimpleNamespace) or module not in (*LIBRARIES, "tilekit")):
+        fields = tuple(getattr(owner, "__dict__", ()))
+    return getattr(owner, name, MISSING) if name in fields and not isinstance(owner, (type, types.ModuleType)) else MISSING
 
 
 def check_values(definition: ast.FunctionDef, source: KernelSource, local: Collection[str], lookup: Callable[[str], Any]) -> None:

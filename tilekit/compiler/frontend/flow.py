@@ -114,6 +114,8 @@ class _Flow:
         return state
 
     def _statement(self, node: ast.stmt, state: _State) -> _State | None:
+        if named := _named_in(node):
+            state = state.with_values(named)
         match node:
             case ast.Assign(targets=targets, value=value):
                 self._look(value, state)
@@ -234,7 +236,10 @@ class _Flow:
         entered = _assumed(state, node.test, True)
         leaving = [_assumed(state, node.test, False)]
 
+        named = _named_in(node)
+
         def enter(end: _State) -> _State | None:
+            end = end.with_values(named) if named else end
             self._look(node.test, end)
             leaving.append(_assumed(end, node.test, False))
             return _assumed(end, node.test, True)
@@ -284,6 +289,14 @@ class _Flow:
                 return
             case ast.Lambda():
                 return
+            case ast.GeneratorExp(elt=element, generators=generators):
+                for generator in generators:
+                    self._look(generator.iter, state)
+                    state = state.with_values(stored(ast.walk(generator.target)))
+                    for condition in generator.ifs:
+                        self._look(condition, state)
+                self._look(element, state)
+                return
             case ast.IfExp(test=test, body=body, orelse=other):
                 self._look(test, state)
                 self._look(body, _assumed(state, test, True))
@@ -306,6 +319,12 @@ class _Flow:
     def _use(self, node: ast.Name, state: _State) -> None:
         if node.id in self.locals and not state.has(node.id):
             raise self.source.error(UNSET.format(name=node.id), node.lineno, node.id)
+
+
+def _named_in(node: ast.stmt) -> set[str]:
+    """The variables that expressions of a statement assign to, without those of statements in it."""
+    expressions = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
+    return stored(inner.target for part in expressions for inner in ast.walk(part) if isinstance(inner, ast.NamedExpr))
 
 
 def _own(definition: ast.AST) -> Iterator[ast.AST]:
@@ -386,6 +405,8 @@ def _assumed(state: _State, test: ast.expr, holds: bool) -> _State | None:
     if known is not MISSING:
         return state if bool(known) is holds else None
     facts = dict(state.facts)
+    if any(isinstance(part, ast.NamedExpr) for part in ast.walk(test)):  # it may say something else the next time
+        return state
     for text, so in _guard(test, holds):
         before = facts.get(text)
         if before is not None and before[0] is not so:

@@ -50,6 +50,8 @@ def plain(value: Any) -> Any:
     """What stands for a value of these types in a kernel: numba knows neither them nor what they are equal to."""
     if isinstance(value, enum.StrEnum):
         return str(value)
+    if isinstance(value, enum.Enum) and isinstance(value, int):
+        return int(value)
     if isinstance(value, (np.integer, np.bool_)):
         return value.item()
     if isinstance(value, np.dtype) and value in dtypes.EIGHT_BIT_FLOATS:
@@ -64,7 +66,7 @@ def is_constant(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-def literal(value: Any, at: ast.expr) -> ast.expr:
+def literal(value: Any, at: ast.stmt | ast.expr) -> ast.expr:
     """The node of a constant, at the place of another."""
     node: ast.expr
     if isinstance(value, tuple):

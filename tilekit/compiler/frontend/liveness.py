@@ -75,5 +75,7 @@ def is_endless(node: ast.For | ast.While) -> bool:
 
 
 def _loads(tree: ast.AST) -> set[str]:
-    """The names that a tree reads."""
-    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    """The names that a tree reads, but those of comprehensions, which nobody else has (`desugar`)."""
+    nodes = list(ast.walk(tree))
+    own = stored(part for one in nodes if isinstance(one, ast.comprehension) for part in ast.walk(one.target))
+    return {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)} - own

@@ -6,14 +6,14 @@ import ast
 
 from tilekit.compiler.frontend.source import KernelSource
 
-__all__ = ["NOT_CALLED", "NOT_UNPACKED", "WRONG_LENGTH", "check_syntax"]
+__all__ = ["NOT_CALLED", "NOT_UNPACKED", "TOO_FEW", "WRONG_LENGTH", "check_syntax"]
 
 # What only types or values tell: the words for both devices.
 NOT_CALLED = "what is called here is no function: kernels call tile operations (tk.*), functions of math, and functions of yours"
 NOT_UNPACKED = "only tuples can be unpacked in a kernel"
 WRONG_LENGTH = "there are {wanted} names to assign to, and the tuple has another number of values"
+TOO_FEW = "there are {wanted} names to assign to, and the tuple has fewer values"
 
-_NO_LISTS = "lists do not exist in kernels: use a tuple, or a tile"
 _NO_ERRORS = "kernels cannot raise or catch exceptions; tk.assert_(condition, 'why') stops the launch"
 _NO_ASYNC = "a kernel is a plain function: async, await and yield belong on the host"
 _NO_SCOPE = "a kernel sees module and enclosing variables as constants: it cannot assign to them"
@@ -22,7 +22,6 @@ _REFUSED: dict[type[ast.AST], str] = {
     ast.Try: _NO_ERRORS,
     ast.TryStar: _NO_ERRORS,
     ast.Raise: _NO_ERRORS,
-    ast.Assert: "kernels cannot raise or catch exceptions; tk.assert_ looks at a condition: write tk.assert_(condition, 'why')",
     ast.With: "a with block does not exist in kernels: write its lines without it",
     ast.AsyncWith: _NO_ASYNC,
     ast.AsyncFor: _NO_ASYNC,
@@ -37,14 +36,10 @@ _REFUSED: dict[type[ast.AST], str] = {
     ast.ImportFrom: "a kernel cannot import: import at the top of the file",
     ast.Delete: "del does not exist in kernels",
     ast.Match: "match does not exist in kernels: use if and elif",
-    ast.List: _NO_LISTS,
-    ast.ListComp: _NO_LISTS,
-    ast.GeneratorExp: "generator expressions do not exist in kernels: write the loop out",
     ast.Dict: "dictionaries do not exist in kernels: use a name for each value, or a tuple",
     ast.DictComp: "dictionaries do not exist in kernels: use a name for each value, or a tuple",
     ast.Set: "sets do not exist in kernels: use a tuple",
     ast.SetComp: "sets do not exist in kernels: use a tuple",
-    ast.NamedExpr: "assignment expressions (:=) do not exist in kernels: assign in a line of its own",
     ast.JoinedStr: "formatted strings do not exist in kernels: pass the parts to tk.print one by one, tk.print('x', x)",
 }
 
@@ -65,7 +60,7 @@ def check_syntax(source: KernelSource, *, returns: bool = False) -> None:
 
 def _check(node: ast.AST, source: KernelSource, *, nested: bool) -> None:
     """Check a statement or expression and what is in it, in the order of the text; `nested` where values may be returned."""
-    reason = _REFUSED.get(type(node)) or _refused_target(node)
+    reason = _REFUSED.get(type(node)) or _refused_target(node) or _refused_walrus(node)
     if isinstance(node, ast.Return) and not nested and node.value is not None and not _is_none(node.value):
         reason = "a kernel returns nothing: store the result into a partition, with y.store(...)"
     if isinstance(node, ast.Expr) and isinstance(node.value, (ast.BinOp, ast.Compare)):
@@ -76,15 +71,15 @@ def _check(node: ast.AST, source: KernelSource, *, nested: bool) -> None:
         raise source.error(reason, getattr(node, "lineno", source.tree.lineno))
     nested = nested or isinstance(node, ast.FunctionDef)
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.keyword) and child.arg is None and isinstance(child.value, ast.Dict):
+            for value in child.value.values:  # see `arguments`
+                _check(value, source, nested=nested)
+            continue
         _check(child, source, nested=nested)
 
 
 def _refused_target(node: ast.AST) -> str | None:
     """What a kernel cannot assign to."""
-    if isinstance(node, ast.Starred) and isinstance(node.ctx, ast.Store):
-        return (
-            f"*{ast.unparse(node.value)} takes what is left over, which does not exist in kernels: name each value of the tuple"
-        )
     if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
         return (
             f"{ast.unparse(node)} cannot be assigned to: a kernel assigns to variables, and writes to tensors with .store(...) "
@@ -93,12 +88,29 @@ def _refused_target(node: ast.AST) -> str | None:
     return None
 
 
+def _refused_walrus(node: ast.AST) -> str | None:
+    """What a kernel cannot assign to in an expression: it may be skipped there, or is looked at more than once."""
+    match node:
+        case ast.IfExp(body=first, orelse=second):
+            parts: list[ast.AST] = [first, second]
+        case ast.BoolOp(values=[_, *rest]):
+            parts = [*rest]
+        case ast.Compare(ops=[_, _, *_]) | ast.Lambda() | ast.comprehension():
+            parts = [node]
+        case ast.GeneratorExp(elt=element) | ast.ListComp(elt=element):
+            parts = [element]
+        case _:
+            return None
+    assigned = next((inner for part in parts for inner in ast.walk(part) if isinstance(inner, ast.NamedExpr)), None)
+    if assigned is None:
+        return None
+    return f"{ast.unparse(assigned)} stands where it may not be reached, or more than once: assign in a line of its own"
+
+
 def _refused_function(node: ast.FunctionDef | ast.Lambda) -> str | None:
     """What a function inside a kernel cannot have."""
-    if node.args.vararg or node.args.kwarg:
-        return "functions in kernels take plain parameters: *args and **kwargs do not exist there"
-    if node.args.kwonlyargs or node.args.posonlyargs:
-        return "functions in kernels take plain parameters: leave out the * and the / among them"
+    if node.args.kwarg:
+        return f"**{node.args.kwarg.arg} does not exist in kernels, which have no dictionaries: give each parameter a name"
     name = node.name if isinstance(node, ast.FunctionDef) else None
     if any(isinstance(inner, ast.Name) and inner.id == name for inner in ast.walk(node)):
         return f"{name} calls itself: recursion does not exist in kernels; write a loop"

@@ -7,14 +7,15 @@ shape of a tile, the rank of a tensor) is a constant from here on, and a branch 
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.frontend.bound import BoundKernel, stored
 from tilekit.compiler.frontend.liveness import is_endless
-from tilekit.compiler.frontend.syntax import NOT_UNPACKED, WRONG_LENGTH
+from tilekit.compiler.frontend.syntax import NOT_UNPACKED, TOO_FEW, WRONG_LENGTH
 from tilekit.compiler.frontend.unrolling import without_jumps
 from tilekit.compiler.ir.calls import Calls
+from tilekit.compiler.ir.choices import choices_in, picked, picked_environment
 from tilekit.compiler.ir.constants import (
     constant_of,
     is_known,
@@ -48,6 +49,11 @@ from tilekit.lang.tile import NO_ITERATION
 
 __all__ = ["Unsupported", "build", "build_function"]
 
+_MOST_UNSWITCHED = 2  # conditions that choose tensors: each doubles what a loop has in it
+_UNKNOWN_ITEMS = (
+    "a comprehension goes over a tuple, or over a range whose bounds are known when the kernel is compiled: it makes a tuple; "
+    "write a loop"
+)
 _ROUNDS = 4  # a type widens from int to float, and a tuple of such by its parts: each takes a round at most
 
 
@@ -154,6 +160,8 @@ class _Builder(Calls):
                     if isinstance(leaf, Value) and leaf.name == "t":
                         leaf.name = name
                 environment[name] = operand
+            case ast.Starred(value=value):
+                self.assign(value, operand, environment)
             case ast.Tuple(elts=elements):
                 parts = self.parts(operand, len(elements), target)
                 for element, part in zip(elements, parts, strict=True):
@@ -166,8 +174,14 @@ class _Builder(Calls):
             case _:
                 raise AssertionError("`frontend.syntax` refuses other targets")
 
-    def parts(self, operand: Operand, count: int, node: ast.AST) -> Sequence[Operand]:
+    def parts(self, operand: Operand, count: int, node: ast.Tuple) -> Sequence[Operand]:
         """What a tuple that is taken apart has in it."""
+        starred = next((at for at, element in enumerate(node.elts) if isinstance(element, ast.Starred)), None)
+        if isinstance(operand, Group) and starred is not None:
+            behind = len(operand.parts) - (count - 1 - starred)
+            if behind < starred:
+                self.refuse(TOO_FEW.format(wanted=count - 1), node)
+            return [*operand.parts[:starred], Group(operand.parts[starred:behind]), *operand.parts[behind:]]
         if isinstance(operand, Group):
             if len(operand.parts) != count:
                 self.refuse(WRONG_LENGTH.format(wanted=count), node)
@@ -175,7 +189,7 @@ class _Builder(Calls):
         ty = type_of_operand(operand)
         if isinstance(ty, TileType):
             self.refuse(NO_ITERATION, node)
-        if isinstance(operand, Constant) or isinstance(ty, (ScalarType, TensorType)):
+        if isinstance(operand, Constant) or isinstance(ty, (ScalarType, TensorType)) or starred is not None:
             self.refuse(NOT_UNPACKED, node)
         return [self.emit("item", [operand, Constant(n)], node, "t") for n in range(count)]
 
@@ -183,12 +197,21 @@ class _Builder(Calls):
         condition = self.condition(node.test, environment)
         if is_known(condition):
             return self.block(node.body if condition.value else node.orelse, environment)  # type: ignore[union-attr]
-        one, other = dict(environment), dict(environment)
-        first = self.nested(lambda: self.block(node.body, one))
-        second = self.nested(lambda: self.block(node.orelse, other))
-        operation = Operation("if", [condition], self.location(node), regions=[first[0], second[0]])
+        return self.ways(node, condition, lambda way, env: self.block((node.body, node.orelse)[way], env), environment)
+
+    def ways(
+        self,
+        node: ast.If | ast.For | ast.While,
+        condition: Operand,
+        walk: Callable[[int, Environment], bool],
+        environment: Environment,
+    ) -> bool:
+        """A branch, whose ways `walk` builds."""
+        environments = [picked_environment(environment, condition, way) for way in (0, 1)]
+        built = [self.nested(lambda way=way: walk(way, environments[way])) for way in (0, 1)]  # type: ignore[misc]
+        operation = Operation("if", [condition], self.location(node), regions=[region for region, _ in built])
         self.region.operations.append(operation)
-        ways = [(region, env) for (region, falls), env in ((first, one), (second, other)) if falls]
+        ways = [(region, env) for (region, falls), env in zip(built, environments, strict=True) if falls]
         written = stored(ast.walk(node))
         live = self.frame.liveness.after.get(id(node), written)
         for name in sorted(written - live):
@@ -202,11 +225,33 @@ class _Builder(Calls):
     # ----------------------------------------------------------------------------------------------------------------- loops
 
     def loop(self, node: ast.For | ast.While, environment: Environment) -> bool:
-        liveness, written = self.frame.liveness, stored(ast.walk(node))
-        live = liveness.after.get(id(node), written) | liveness.again.get(id(node), written)
         kind, over, options = ("while", [], {}) if isinstance(node, ast.While) else self.iteration(node, environment)
         if isinstance(node, ast.For) and kind == "each" and isinstance(over[0], Group):
             return self.unrolled(node, over[0].parts, environment)
+        return self.turns(node, kind, over, options, environment)
+
+    def turns(
+        self, node: ast.For | ast.While, kind: str, over: list[Operand], options: Environment, environment: Environment
+    ) -> bool:
+        """A loop that stays one; where it reads a tensor that a condition chooses, there is one for each."""
+        read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        choice = next(choices_in(over), None)
+        if choice is None and self.unswitched < _MOST_UNSWITCHED:
+            choice = next(choices_in(operand for name, operand in environment.items() if name in read), None)
+        if choice is not None:
+            condition = choice.condition
+
+            def walk(way: int, env: Environment) -> bool:
+                return self.turns(node, kind, [picked(one, condition, way) for one in over], options, env)
+
+            self.unswitched += 1
+            try:
+                return self.ways(node, condition, walk, environment)
+            finally:
+                self.unswitched -= 1
+        over = [self.materialized(one) for one in over]
+        liveness, written = self.frame.liveness, stored(ast.walk(node))
+        live = liveness.after.get(id(node), written) | liveness.again.get(id(node), written)
         carried = sorted(written & live)
         entry = {name: environment.get(name, UNDEFINED) for name in carried}
         for _ in range(_ROUNDS):
@@ -300,6 +345,17 @@ class _Builder(Calls):
             if not self.block(body, environment):
                 return False
         return self.block(node.orelse, environment)
+
+    def items(self, node: ast.expr, environment: Environment) -> Sequence[Operand]:
+        over = ast.copy_location(ast.For(ast.Name("_", ast.Store()), node, [], []), node)
+        kind, operands, _ = self.iteration(over, environment)
+        bounds = [constant_of(operand) for operand in operands]
+        if kind == "for" and all(bounds):
+            return tuple(map(Constant, range(*(bound.value for bound in bounds if bound))))
+        if kind != "each" or not isinstance(operands[0], Group):
+            self.refuse(_UNKNOWN_ITEMS, node)
+        self.rewritten = True
+        return operands[0].parts
 
     def test(self, node: ast.While, environment: Environment) -> None:
         """The condition of a `while`, where a turn begins: the loop is left if it does not hold."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.frontend.builtin_calls import BUILTINS, Builtins
+from tilekit.compiler.frontend.desugar import ASSERTION
 from tilekit.compiler.frontend.folding import FOLDABLE_CALLS, MISSING
 from tilekit.compiler.frontend.syntax import NOT_CALLED
 from tilekit.compiler.ir.constants import constant_of, operand_of
@@ -19,12 +21,17 @@ from tilekit.compiler.ir.inference import infer
 from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Value
 from tilekit.compiler.ir.padded import is_padded, padded
 from tilekit.compiler.ir.products import PRODUCTS
+from tilekit.compiler.ir.rules import check_condition
 from tilekit.compiler.ir.types import TileType
 from tilekit.errors import CompileError
 from tilekit.lang.shape import broadcast_to, reshape
 
 __all__ = ["Calls"]
 
+_REVERSED = (
+    "reversed: goes over tuples, and over ranges with one or two bounds; of anything else count down, "
+    "for i in range(n - 1, -1, -1)"
+)
 _PLAIN = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
@@ -33,8 +40,6 @@ class Calls(Expressions):
 
     def call(self, node: ast.Call, environment: Environment, name: str) -> Operand:
         function = self.static(node.func, environment)
-        if any(k.arg is None for k in node.keywords):
-            self.refuse("arguments such as **kwargs do not exist in kernels", node)
         receiver = None
         if function is None and isinstance(node.func, ast.Attribute):
             receiver = self.expression(node.func.value, environment)
@@ -45,6 +50,8 @@ class Calls(Expressions):
             raise Unsupported("breakpoint()", self.location(node))
         arguments = list(self.expressions(node.args, environment))
         keywords = {str(k.arg): self.expression(k.value, environment) for k in node.keywords}
+        if isinstance(function, Constant) and function.value is enumerate and list(keywords) == ["start"]:
+            arguments, keywords = [*arguments, keywords["start"]], {}
         known = None if keywords else self.folded(node, function, receiver, arguments)
         if known is not None:
             return known
@@ -54,13 +61,22 @@ class Calls(Expressions):
         if not isinstance(function, Constant):
             self.refuse(NOT_CALLED, node)
         if isinstance(function.value, BoundKernel):
-            self.check_demanded(function.value, arguments, node)
-            frame = Frame.of(function.value, inlined=True, caller=self.frame, calling=environment, call=self.location(node))
-            return self.inline(frame, function.value.names, arguments)
+            called = function.value
+            frame = Frame.of(called, inlined=True, caller=self.frame, calling=environment, call=self.location(node))
+            parameters = self.matched(called.source.name, called.definition.args, arguments, keywords, node, frame)
+            self.check_demanded(called, parameters, node)
+            return self.inline(frame, parameters)
         if isinstance(function.value, Closure):
             return self.inline_closure(function.value, arguments, keywords, node, environment)
         if not keywords and arguments and any(function.value is one for one in BUILTINS):
             return self.builtin(function, arguments, node, name)
+        if function.value is reversed:
+            self.refuse(_REVERSED, node)
+        if function.value in (any, all) and len(arguments) == 1 and isinstance(arguments[0], Group):
+            return self.holds(function.value is all, arguments[0].parts, node)
+        if function.spelling == ASSERTION and self.region is self.outermost and arguments[0] == Constant(False):
+            said = [str(one.value) for one in arguments[1:] if isinstance(one, Constant)]
+            self.refuse(": ".join(("assert: the condition does not hold", *said)), node)
         if is_padded(function.value, keywords):
             self.rewritten = True
             self.check_operation(Operation("call", arguments, self.location(node), function, keywords))
@@ -72,9 +88,63 @@ class Calls(Expressions):
             arguments = self.batched(arguments, node)
         return self.emit("call", arguments, node, name, function, **keywords)
 
-    def check_demanded(self, called: BoundKernel, arguments: Sequence[Operand], node: ast.Call) -> None:
+    def matched(
+        self,
+        name: str,
+        parameters: ast.arguments,
+        arguments: Sequence[Operand],
+        keywords: Mapping[str, Operand],
+        node: ast.Call,
+        frame: Frame,
+        environment: Environment | None = None,
+    ) -> Environment:
+        """The arguments of a call by the names of the parameters; defaults stand in this frame, or environment."""
+        listed = [inspect.Parameter(a.arg, _PLAIN) for a in (*parameters.posonlyargs, *parameters.args)]
+        without = len(listed) - len(parameters.defaults)
+        listed = [p if at < without else p.replace(default=parameters.defaults[at - without]) for at, p in enumerate(listed)]
+        if parameters.vararg is not None:
+            listed.append(inspect.Parameter(parameters.vararg.arg, inspect.Parameter.VAR_POSITIONAL))
+            self.rewritten = True
+        for only, default in zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True):
+            named = inspect.Parameter(only.arg, inspect.Parameter.KEYWORD_ONLY)
+            listed.append(named if default is None else named.replace(default=default))
+        signature = inspect.Signature(listed)
+        try:
+            bound = signature.bind(*arguments, **keywords).arguments
+        except TypeError as error:
+            shown = signature.replace(parameters=[p.replace(default=p.empty) for p in listed])
+            self.refuse(f"{name}: {error}; it is called as {name}{shown}", node)
+        outer, self.frame = self.frame, frame
+        try:
+            return {
+                p.name: Group(tuple(bound.get(p.name, ())))
+                if p.kind is p.VAR_POSITIONAL
+                else bound[p.name]
+                if p.name in bound
+                else self.expression(p.default, environment or {})
+                for p in listed
+            }
+        finally:
+            self.frame = outer
+
+    def holds(self, every: bool, parts: Sequence[Operand], node: ast.Call) -> Operand:
+        """Whether all of several conditions hold, or one of them."""
+        self.rewritten = True
+        result: Operand = Constant(every)
+        for part in reversed(parts):
+            try:
+                check_condition(part)
+            except CompileError as error:
+                self.refuse(error.reason, node)
+            condition = self.operator("unary", ast.Not, [self.operator("unary", ast.Not, [part], node, "t")], node, "t")
+            ways: list[Operand] = [result, Constant(not every)]
+            first, second = ways if every else ways[::-1]
+            result = self.chosen(node, condition, [partial(_same, first), partial(_same, second)], "t")
+        return result
+
+    def check_demanded(self, called: BoundKernel, arguments: Environment, node: ast.Call) -> None:
         """Whether types tell the arguments that are to be known when the kernel is compiled."""
-        for parameter, argument in zip(called.names, arguments, strict=True):
+        for parameter, argument in arguments.items():
             if parameter in called.demanded and constant_of(argument) is None:
                 reason = f"{parameter} is a Const parameter: it must be known when the kernel is compiled"
                 self.refuse(f"{called.definition.name}: {reason}", node)
@@ -114,6 +184,15 @@ class Calls(Expressions):
             return None
         if function.value is len and len(arguments) == 1 and isinstance(arguments[0], Group):
             return Constant(len(arguments[0].parts))
+        if function.value in (tuple, reversed) and len(arguments) == 1 and isinstance(arguments[0], Group):
+            self.rewritten = True
+            return arguments[0] if function.value is tuple else Group(arguments[0].parts[::-1])
+        if function.value is enumerate and len(arguments) == 2 and isinstance(arguments[0], Group):
+            first = constant_of(arguments[1])
+            if first is not None and type(first.value) is int:
+                self.rewritten = True
+                numbers = range(first.value, first.value + len(arguments[0].parts))
+                return Group(tuple(Group((Constant(n), part)) for n, part in zip(numbers, arguments[0].parts, strict=True)))
         if function.value in (enumerate, zip) and arguments and all(isinstance(argument, Group) for argument in arguments):
             columns = [argument.parts for argument in arguments if isinstance(argument, Group)]
             if function.value is enumerate:
@@ -139,12 +218,12 @@ class Calls(Expressions):
                 raise
             self.refuse(error.reason, node)
 
-    def inline(self, frame: Frame, names: Iterable[str], arguments: Iterable[Operand]) -> Operand:
+    def inline(self, frame: Frame, arguments: Environment) -> Operand:
         """A call, by the text of the function."""
         outer, loops = self.frame, self.loops
         self.frame, self.loops = frame, []
         try:
-            return self.body(frame.definition.body, dict(zip(names, arguments, strict=True)))
+            return self.body(frame.definition.body, arguments)
         finally:
             self.frame, self.loops = outer, loops
 
@@ -165,16 +244,7 @@ class Calls(Expressions):
                 self.refuse("a function that is written in another cannot be called outside of it", node)
             frame, around = frame.caller, frame.calling
         inner = closure.called_from(self.frame, environment, around, self.location(node))
-        signature = inspect.Signature([inspect.Parameter(one, _PLAIN) for one in closure.names])
-        known = dict(zip(reversed(closure.names), (self.expression(d, around) for d in reversed(closure.defaults)), strict=False))
-        try:
-            bound = signature.bind_partial(*arguments, **keywords).arguments
-            missing = [one for one in closure.names if one not in bound and one not in known]
-            if missing:
-                raise TypeError(f"missing a required argument: {missing[0]!r}")
-        except TypeError as error:
-            self.refuse(f"{closure.name}: {error}; it is called as {closure.name}({', '.join(closure.names)})", node)
-        return self.inline(inner, closure.names, [bound[one] if one in bound else known[one] for one in closure.names])
+        return self.inline(inner, self.matched(closure.name, closure.node.args, arguments, keywords, node, frame, around))
 
     def body(self, statements: Sequence[ast.stmt], environment: Environment) -> Operand:
         """What a function returns. Behind a branch in which it returns, the other one goes on with all that follows."""
@@ -198,6 +268,10 @@ class Calls(Expressions):
         values = (inner.value for one in (node, *rest) for inner in ast.walk(one) if isinstance(inner, ast.Return))
         last = [value for value in values if value is not None]
         return self.chosen(last[-1] if last else node, condition, ways, "t")
+
+
+def _same(operand: Operand) -> Operand:
+    return operand
 
 
 class _BuiltinOperations(Builtins):

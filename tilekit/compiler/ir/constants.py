@@ -14,12 +14,14 @@ from tilekit import dtypes
 from tilekit.compiler.frontend.folding import is_constant
 from tilekit.compiler.ir.nodes import (
     UNDEFINED,
+    Choice,
     Constant,
     Group,
     Operand,
     Operation,
     Section,
     Value,
+    View,
     leaves,
     structure,
 )
@@ -29,14 +31,15 @@ from tilekit.lang.tile import what_is
 from tilekit.lang.views import TensorView, TiledView
 
 __all__ = [
-    "KEEPS", "constant_of", "dtype_constant", "is_known", "is_unset", "is_zeros", "joined_type", "kind_of", "known_attribute",
-    "may_be_one", "number_in", "number_of", "operand_of", "same_types", "type_of_operand",
+    "KEEPS", "STAYS", "constant_of", "dtype_constant", "is_known", "is_unset", "is_zeros", "joined_type", "kind_of",
+    "known_attribute", "may_be_one", "number_in", "number_of", "operand_of", "same_types", "type_of_operand",
 ]  # fmt: skip
 
 KEEPS = (
     "on every path through the kernel, and each time round a loop, a variable keeps its shape and dtype; cast with "
     ".astype(...), or start from tk.zeros of the right shape and dtype"
 )
+STAYS = "round a loop a variable stays the same tensor: choose it, w = b if ... else d, where a turn, or what follows, reads it"
 _ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 _OF_VIEWS = ("dtype", "ndim", "tile_shape", "traversal_steps")
 
@@ -63,7 +66,7 @@ def operand_of(value: Any) -> Operand:
 
 def known_attribute(owner: Operand, attribute: str) -> Operand | None:
     """What types know."""
-    ty = owner.type if isinstance(owner, Value) else None
+    ty = owner.type if isinstance(owner, (Value, View)) else None
     if isinstance(owner, Constant) and isinstance(owner.value, np.dtype) and attribute in ("itemsize", "name"):
         return Constant(getattr(owner.value, attribute))
     if isinstance(ty, TileType):
@@ -90,7 +93,7 @@ def dtype_constant(dtype: dtypes.DType) -> Constant:
 
 
 def type_of_operand(operand: Operand) -> Type:
-    if isinstance(operand, Value):
+    if isinstance(operand, (Value, View)):
         return operand.type
     if isinstance(operand, Constant) and type(operand.value) in (bool, int, float):
         return ScalarType(type(operand.value))
@@ -115,7 +118,7 @@ def may_be_one(first: Operand, second: Operand) -> bool:
     if isinstance(first, Group) and isinstance(second, Group):
         together = zip(first.parts, second.parts, strict=False)
         return len(first.parts) == len(second.parts) and all(may_be_one(*parts) for parts in together)
-    if isinstance(first, (Group, Section)) or isinstance(second, (Group, Section)):
+    if any(isinstance(one, (Group, Section, Choice, View)) for one in (first, second)):
         return False
     types = type_of_operand(first), type_of_operand(second)
     if any(isinstance(one, Value) and one.type == UNKNOWN for one in (first, second)):
@@ -132,6 +135,10 @@ def kind_of(operand: Operand) -> str:
             return what_is(value)
         case Group(parts):
             return f"a tuple of {len(parts)} ({', '.join(map(kind_of, parts))})"
+        case Choice(first=first, second=second):
+            return f"{kind_of(first)} or {kind_of(second)}"
+        case View(type=ty):
+            return what_is(ty.sample())
     return "a slice"
 
 

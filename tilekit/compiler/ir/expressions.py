@@ -6,44 +6,32 @@ import ast
 import builtins
 import types as python_types
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
-from tilekit.compiler.frontend.bound import BoundKernel, stored
+from tilekit.compiler.frontend.bound import stored
 from tilekit.compiler.frontend.flow import UNSET
 from tilekit.compiler.frontend.folding import BINARY, COMPARE, UNARY
 from tilekit.compiler.frontend.syntax import NOT_UNPACKED
 from tilekit.compiler.ir.constants import (
-    KEEPS,
     constant_of,
     is_known,
-    is_unset,
-    joined_type,
-    kind_of,
-    known_attribute,
-    may_be_one,
     operand_of,
-    type_of_operand,
 )
-from tilekit.compiler.ir.effects import is_pure
-from tilekit.compiler.ir.frames import Closure, Environment, Frame, Loop
-from tilekit.compiler.ir.inference import infer
+from tilekit.compiler.ir.emission import Emission, Unsupported
+from tilekit.compiler.ir.frames import Closure, Environment
 from tilekit.compiler.ir.nodes import (
     UNDEFINED,
+    Choice,
     Constant,
     Group,
-    Location,
     Operand,
-    Operation,
-    Region,
     Section,
     Value,
-    leaves,
-    rebuilt,
-    structure,
+    View,
 )
 from tilekit.compiler.ir.rules import check_condition
 from tilekit.compiler.ir.symbols import SYMBOLS
-from tilekit.compiler.ir.types import UNKNOWN, ScalarType, TileType, Unknown
+from tilekit.compiler.ir.types import UNKNOWN, TileType, Unknown
 from tilekit.errors import CompileError
 from tilekit.lang.tile import whole_index
 
@@ -55,116 +43,19 @@ _BY_SYMBOL: dict[str, dict[str, Callable[..., Any]]] = {
     "compare": {SYMBOLS[op]: f for op, f in COMPARE.items()},
 }
 
+_UNKNOWN_CONDITION = (
+    "what a comprehension leaves out must be known when the kernel is compiled: it makes a tuple; write a loop, with an if in it"
+)
 _WHOLE = Section(Constant(None), Constant(None), Constant(None))
 R = TypeVar("R")
 
 
-class Unsupported(Exception):
-    """A statement that the IR has no form for, yet."""
-
-    def __init__(self, what: str, location: Location | None = None) -> None:
-        super().__init__(what if location is None else f"{what}, in {location}")
-
-
-class Expressions:
-    """What expressions come to, in the region that is being built.
-
-    Attributes:
-        frame: the function that is being walked.
-        region: where operations are appended to.
-        loops: that are being built, of this function.
-        refused: operations that the language does not have, and why.
-    """
-
-    def __init__(self, bound: BoundKernel) -> None:
-        self.frame = Frame.of(bound, inlined=False)
-        self.region = Region()
-        self.loops: list[Loop] = []
-        self.refused: dict[Operation, CompileError] = {}
-        self.rewritten, self.counted = False, 0
+class Expressions(Emission):
+    """What expressions come to, in the region that is being built."""
 
     def statement(self, node: ast.stmt, environment: Environment) -> bool:
         """Walk a statement; whether what follows it is reached."""
         raise NotImplementedError
-
-    def location(self, node: ast.AST) -> Location:
-        """Where a statement or expression stands."""
-        return Location.of(self.frame.bound.source, node, self.frame.call)
-
-    def refuse(self, reason: str, node: ast.AST) -> NoReturn:
-        """Raise the error that the kernel is wrong there."""
-        raise self.location(node).error(reason)
-
-    def emit(
-        self, kind: str, operands: Iterable[Operand], node: ast.AST, name: str, what: Any = None, **keywords: Operand
-    ) -> Operand:
-        """Append an operation, and give what it defines: nothing but a constant, if that is what it comes to."""
-        operation = Operation(kind, list(operands), self.location(node), what, keywords)
-        try:
-            result = infer(operation)
-        except CompileError as error:  # a loop that makes another thing of its variables is the reason, where there is one
-            result, self.refused[operation] = Value(name, UNKNOWN), self.located(operation, error)
-        if is_pure(operation) and not any(isinstance(leaf, Value) for leaf in leaves(result)):
-            return result
-        defined = [Value(name, leaf.type) if isinstance(leaf, Value) else leaf for leaf in leaves(result)]
-        operation.results = [leaf for leaf in defined if isinstance(leaf, Value)]
-        self.region.operations.append(operation)
-        operand = rebuilt(result, defined)
-        operation.pattern = operand if isinstance(operand, Group) else None
-        return operand
-
-    def located(self, operation: Operation, error: CompileError) -> CompileError:
-        """The error of an operation; in a function that it was given, that is where it stands."""
-        for operand in (*operation.operands, *operation.keywords.values()):
-            if isinstance(operand, Constant) and isinstance(operand.value, BoundKernel):
-                within = operand.value.error_from(error.reason, error.__traceback__)
-                if within.lineno is not None:
-                    return within
-        return operation.location.error(error.reason)
-
-    def nested(self, walk: Callable[[], R], parameters: Iterable[Value] = ()) -> tuple[Region, R]:
-        """The region of what is walked, and what walking gives."""
-        outer, self.region = self.region, Region(list(parameters))
-        try:
-            result = walk()
-            return self.region, result
-        finally:
-            self.region = outer
-
-    def join(self, operation: Operation, name: str, ways: Sequence[tuple[Region, Operand]], node: ast.AST) -> Operand:
-        """What a variable is behind a branch: one value if it is that on all ways, else a result of the branch."""
-        like = next((operand for _, operand in ways if not is_unset(operand)), ways[0][1])
-        columns = []
-        for _, operand in ways:
-            if is_unset(operand) and structure(operand) != structure(like):
-                operand = rebuilt(like, [UNDEFINED for _ in leaves(like)])
-            self.check_same(name, like, operand, node)
-            columns.append(list(leaves(operand)))
-        inner = {id(result) for region, _ in ways for inside in region.walk() for result in inside.results}
-        joined_leaves: list[Operand] = []
-        for leaf in zip(*columns, strict=True):
-            if all(part == leaf[0] for part in leaf) and id(leaf[0]) not in inner:
-                joined_leaves.append(leaf[0])
-                continue
-            result = Value(name, joined_type(leaf))
-            operation.results.append(result)
-            for (region, _), part in zip(ways, leaf, strict=True):
-                region.operands.append(part)
-            joined_leaves.append(result)
-        return rebuilt(like, joined_leaves)
-
-    def check_same(self, name: str, one: Operand, other: Operand, node: ast.AST) -> None:
-        """Refuse a variable, or a value, that is one thing on one path or turn, and another on another."""
-        if may_be_one(one, other):
-            return
-        variable = isinstance(node, ast.stmt) and not isinstance(node, ast.Return)
-        if variable:  # the last place that assigns to it
-            stores = [n for n in ast.walk(node) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)]
-            node = max(stores, key=lambda n: (n.lineno, n.col_offset), default=node)
-        types = [type_of_operand(side) for side in (one, other)]
-        mixed = any(isinstance(ty, ScalarType) for ty in types) and any(isinstance(ty, TileType) and not ty.shape for ty in types)
-        item = "; the scalar of a tile of shape () is tile.item()" if mixed else ""
-        self.refuse(f"{name if variable else 'the value'} is {kind_of(one)} and {kind_of(other)}: {KEEPS}{item}", node)
 
     def name(self, name: str, environment: Environment) -> Operand:
         """What a name stands for."""
@@ -232,6 +123,12 @@ class Expressions:
                 return self.decided(node, op, values, environment)
             case ast.Compare(left=left, ops=[op, *ops], comparators=[middle, *rest]):
                 return self.chain(node, left, op, middle, ops, rest, environment)
+            case ast.NamedExpr(target=target, value=value):
+                self.rewritten = True
+                environment[target.id] = assigned = self.expression(value, environment, target.id)
+                return assigned
+            case ast.GeneratorExp(elt=element, generators=generators):
+                return Group(tuple(self.comprehension(element, generators, environment)))
             case ast.Lambda():
                 return Constant(Closure(node, self.frame), "lambda")
             case ast.IfExp(test=test, body=body, orelse=orelse):
@@ -261,6 +158,32 @@ class Expressions:
                 self.refuse(NOT_UNPACKED, node)
             self.rewritten = True
             yield from operand.parts
+
+    def comprehension(
+        self, element: ast.expr, generators: Sequence[ast.comprehension], environment: Environment
+    ) -> Iterator[Operand]:
+        """What a comprehension gives, one after the other: it goes over what is known when the kernel is compiled."""
+        self.rewritten = True
+        if not generators:
+            yield self.expression(element, environment)
+            return
+        (generator, *inner) = generators
+        for item in self.items(generator.iter, environment):
+            self.assign(generator.target, item, environment := dict(environment))
+            conditions = [self.condition(condition, environment) for condition in generator.ifs]
+            for condition, node in zip(conditions, generator.ifs, strict=True):
+                if not is_known(condition):
+                    self.refuse(_UNKNOWN_CONDITION, node)
+            if all(condition.value for condition in conditions if isinstance(condition, Constant)):
+                yield from self.comprehension(element, inner, environment)
+
+    def items(self, node: ast.expr, environment: Environment) -> Sequence[Operand]:
+        """What a comprehension goes over."""
+        raise NotImplementedError
+
+    def assign(self, target: ast.expr, operand: Operand, environment: Environment) -> None:
+        """Let a variable, or those of a tuple, stand for an operand."""
+        raise NotImplementedError
 
     def condition(self, node: ast.expr, environment: Environment) -> Operand:
         """What decides a branch: a constant where it is known."""
@@ -316,21 +239,15 @@ class Expressions:
         ways = [rest, lambda: first] if isinstance(op, ast.And) else [lambda: first, rest]
         return self.chosen(node, first, ways, "t")
 
-    def chosen(self, node: ast.AST, condition: Operand, ways: Sequence[Callable[[], Operand]], name: str) -> Operand:
-        """One of two expressions."""
-        if is_known(condition):
-            return ways[0 if condition.value else 1]()  # type: ignore[union-attr]
-        branches = [self.nested(way) for way in ways]
-        operation = Operation("if", [condition], self.location(node), regions=[region for region, _ in branches])
-        self.region.operations.append(operation)
-        return self.join(operation, name, branches, node)
-
     def operator(self, kind: str, op: type, operands: Sequence[Operand], node: ast.AST, name: str) -> Operand:
         symbol = SYMBOLS[op]
         if kind == "compare" and symbol in ("is", "is not") and Constant(None) in operands:
             (other,) = [o for o in operands if o != Constant(None)] or [Constant(None)]
-            if isinstance(other, Group) or (isinstance(other, Value) and not isinstance(other.type, Unknown)):
+            if isinstance(other, (Group, Choice, View)) or (isinstance(other, Value) and not isinstance(other.type, Unknown)):
                 return Constant(symbol == "is not")
+        if kind == "binary" and symbol == "+" and all(isinstance(operand, Group) for operand in operands):
+            self.rewritten = True
+            return Group(tuple(part for operand in operands if isinstance(operand, Group) for part in operand.parts))
         constants = [constant_of(operand) for operand in operands]
         if all(constant is not None for constant in constants) and symbol in _BY_SYMBOL[kind]:
             try:
@@ -338,10 +255,6 @@ class Expressions:
             except (ArithmeticError, TypeError, ValueError):
                 pass
         return self.emit(kind, self.batched(operands, node) if symbol == "@" else operands, node, name, symbol)
-
-    def attribute(self, owner: Operand, attribute: str, node: ast.AST) -> Operand:
-        known = known_attribute(owner, attribute)
-        return self.emit("attribute", [owner], node, attribute, attribute) if known is None else known
 
     def item(self, owner: Operand, index: Operand, node: ast.AST, name: str) -> Operand:
         at = constant_of(index)

@@ -69,14 +69,6 @@ class Closure:
     def name(self) -> str:
         return self.node.name if isinstance(self.node, ast.FunctionDef) else "the lambda"
 
-    @property
-    def names(self) -> list[str]:
-        return [argument.arg for argument in self.node.args.args]
-
-    @property
-    def defaults(self) -> list[ast.expr]:
-        return self.node.args.defaults
-
     def called_from(self, caller: Frame, calling: Environment, around: Environment, call: Location) -> Frame:
         """The frame of a call."""
         definition = self.node

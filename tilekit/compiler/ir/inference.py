@@ -17,7 +17,19 @@ from tilekit.compiler.frontend.folding import BINARY, COMPARE, UNARY
 from tilekit.compiler.frontend.zero_division import QUOTIENTS
 from tilekit.compiler.ir import rules
 from tilekit.compiler.ir.effects import PRINTS, WRITES, effects
-from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Section, Undefined, Value, leaves, rebuilt
+from tilekit.compiler.ir.nodes import (
+    Choice,
+    Constant,
+    Group,
+    Operand,
+    Operation,
+    Section,
+    Undefined,
+    Value,
+    View,
+    leaves,
+    rebuilt,
+)
 from tilekit.compiler.ir.symbols import SYMBOLS
 from tilekit.compiler.ir.types import UNKNOWN, UNSET, ObjectType, ScalarType, TileType, Type, Unknown, type_of
 from tilekit.errors import CompileError, DeviceError
@@ -199,8 +211,10 @@ def _widened(result: Any, operands: Sequence[Any]) -> Any:
 
 def _sample(operand: Operand) -> Any:
     match operand:
-        case Value(type=ty):
+        case Value(type=ty) | View(type=ty):
             return ty.sample()
+        case Choice(first=first):
+            return _sample(first)
         case Constant(value=BoundKernel(function=function)):
             return function
         case Constant(value=value):

@@ -38,8 +38,9 @@ from tilekit.compiler.ir.types import Type
 from tilekit.errors import CompileError
 
 __all__ = [
-    "LOOPS", "UNDEFINED", "Constant", "Group", "Location", "Operand", "Operation", "Region", "Section", "Undefined", "Value",
-    "copied", "definitions", "leaves", "mapped", "rebuilt", "structure", "values_of",
+    "LOOPS", "UNDEFINED", "Choice", "Constant", "Group", "Location", "Operand", "Operation", "Region", "Section", "Undefined",
+    "Value", "View", "copied", "definitions", "leaves", "mapped", "parts_of", "rebuilt", "rebuilt_of", "structure",
+    "values_of",
 ]  # fmt: skip
 
 LOOPS = ("for", "each", "while", "stream")
@@ -151,7 +152,33 @@ class Section:
     step: Operand
 
 
-Operand = Value | Constant | Group | Section | Undefined
+@dataclass(frozen=True)
+class Choice:
+    """One of two tensors, or of views of such, by a condition. The IR has none: it is built with a branch for what reads one."""
+
+    condition: Value
+    first: Operand
+    second: Operand
+
+
+@dataclass(frozen=True)
+class View:
+    """A view that is made where it is read, of a tensor that a condition chooses. The IR has none, either.
+
+    Attributes:
+        kind, what, operands, keywords, location: those of the operation that makes it.
+        type: of the view.
+    """
+
+    kind: str
+    what: Any
+    operands: tuple[Operand, ...]
+    keywords: tuple[tuple[str, Operand], ...]
+    type: Type
+    location: Location = field(compare=False)
+
+
+Operand = Value | Constant | Group | Section | Undefined | Choice | View
 
 
 @dataclass(eq=False)
@@ -267,7 +294,7 @@ class Region:
         def replaced(operand: Operand) -> Operand:
             while isinstance(operand, Value) and operand in new:
                 operand = new[operand]
-            return operand if isinstance(operand, (Value, Constant, Undefined)) else _mapped(operand, replaced)
+            return operand if isinstance(operand, (Value, Constant, Undefined)) else rebuilt_of(operand, replaced)
 
         for region in self.regions():
             region.operands = [replaced(operand) for operand in region.operands]
@@ -280,7 +307,7 @@ def mapped(operand: Operand, known: Mapping[Value, Operand]) -> Operand:
     """An operand that reads others in the place of values."""
     if isinstance(operand, Value):
         return known.get(operand, operand)
-    return operand if isinstance(operand, (Constant, Undefined)) else _mapped(operand, lambda part: mapped(part, known))
+    return operand if isinstance(operand, (Constant, Undefined)) else rebuilt_of(operand, lambda part: mapped(part, known))
 
 
 def copied(operations: Iterable[Operation], known: dict[Value, Operand]) -> list[Operation]:
@@ -313,23 +340,42 @@ def definitions(kernel: Region) -> dict[Value, Operation]:
     return {value: operation for operation in kernel.walk() for value in operation.results}
 
 
-def _mapped(operand: Group | Section, change: Callable[[Operand], Operand]) -> Operand:
-    if isinstance(operand, Group):
-        return Group(tuple(map(change, operand.parts)))
-    return Section(change(operand.start), change(operand.stop), change(operand.step))
+def rebuilt_of(operand: Group | Section | Choice | View, change: Callable[[Operand], Operand]) -> Operand:
+    """An operand of other parts."""
+    match operand:
+        case Group(parts):
+            return Group(tuple(map(change, parts)))
+        case Section(start, stop, step):
+            return Section(change(start), change(stop), change(step))
+        case Choice(condition, first, second):
+            chosen = change(condition)
+            assert isinstance(chosen, Value), "a condition that is known chooses"
+            return Choice(chosen, change(first), change(second))
+    operands, keywords = tuple(map(change, operand.operands)), tuple((name, change(part)) for name, part in operand.keywords)
+    return replace(operand, operands=operands, keywords=keywords)
+
+
+def parts_of(operand: Operand) -> Sequence[Operand]:
+    """What an operand is put together of; nothing, if it is one by itself."""
+    match operand:
+        case Group(parts):
+            return parts
+        case Section(start, stop, step):
+            return start, stop, step
+        case Choice(condition, first, second):
+            return condition, first, second
+        case View(operands=operands, keywords=keywords):
+            return *operands, *(part for _, part in keywords)
+    return ()
 
 
 def leaves(operand: Operand) -> Iterator[Operand]:
     """What a tuple or slice is of, in order; of anything else the thing itself."""
-    match operand:
-        case Group(parts):
-            for part in parts:
-                yield from leaves(part)
-        case Section(start, stop, step):
-            for part in (start, stop, step):
-                yield from leaves(part)
-        case _:
-            yield operand
+    if isinstance(operand, (Value, Constant, Undefined)):
+        yield operand
+    else:
+        for part in parts_of(operand):
+            yield from leaves(part)
 
 
 def values_of(operand: Operand) -> Iterator[Value]:
@@ -344,12 +390,16 @@ def structure(operand: Operand) -> Any:
             return tuple(map(structure, parts))
         case Section(start, stop, step):
             return slice, structure(start), structure(stop), structure(step)
+        case Choice(_, first, second):
+            return Choice, structure(first), structure(second)
+        case View(kind=kind, what=what):
+            return View, kind, what, tuple(map(structure, parts_of(operand)))
     return None
 
 
 def rebuilt(like: Operand, parts: Iterator[Operand] | Sequence[Operand]) -> Operand:
     """An operand put together as another is, of other leaves."""
     rest = iter(parts)
-    if isinstance(like, (Group, Section)):
-        return _mapped(like, lambda part: rebuilt(part, rest))
+    if not isinstance(like, (Value, Constant, Undefined)):
+        return rebuilt_of(like, lambda part: rebuilt(part, rest))
     return next(rest)

@@ -15,7 +15,7 @@ import numpy as np
 
 from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.frontend.syntax import NOT_CALLED
-from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Value, leaves
+from tilekit.compiler.ir.nodes import Choice, Constant, Group, Operand, Operation, Value, View, leaves
 from tilekit.compiler.ir.types import TensorType, TileType
 from tilekit.elsewhere import CALLS, TILES, VIEWS, advice, keyword
 from tilekit.errors import CompileError
@@ -253,7 +253,9 @@ def check_condition(operand: Operand) -> None:
     Raises:
         CompileError: it is a tile with several elements, a tensor, or the like.
     """
-    if not isinstance(operand, Value):
+    if isinstance(operand, Choice):
+        check_condition(operand.first)
+    if not isinstance(operand, (Value, View)):
         return
     if isinstance(operand.type, TileType) and operand.type.shape:
         raise CompileError(f"if: {NO_TRUTH}")
@@ -339,6 +341,8 @@ def _no_attribute(owner: Any, what: str) -> str:
         return f"{owner.__name__} is a function, which has no attribute {what}: write {owner.__name__}(...)"
     if owner is None and what in ("sync", "result", "wait"):
         return f"None has no attribute {what}: leave it out; .sync() of the launch waits for it on the host"
+    if isinstance(owner, tuple) and hasattr(list, what):
+        return f"a tuple has no attribute {what}: nothing changes a list or tuple in a kernel; make another, t = (*t, x)"
     return f"{what_is(owner)} has no attribute {what}{advice({}, what, dir(owner))}"
 
 

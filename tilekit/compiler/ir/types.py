@@ -102,6 +102,11 @@ class ObjectType:
     def __str__(self) -> str:
         return type(self.object).__name__
 
+    @property
+    def is_view(self) -> bool:
+        """Whether it is a tensor's, or its tiles'."""
+        return isinstance(self.object, (TensorView, TiledView, TileGrid, TileRow))
+
     def sample(self) -> Any:
         """The object."""
         return self.object

@@ -367,6 +367,7 @@ def ring(
 ) -> Any:  # fmt: skip
     compilation, state = current(), the_pipelines()
     cluster = next(iter(state.clusters.values()), ()) if state.target.multicast else ()
+    grids = tuple(one for grid in grids for one in (grid.types if isinstance(grid, types.BaseTuple) else (grid,)))
     ways: list[tuple[StagedType, Way, bool]] = []
     for n, grid in enumerate(grids):
         behind = bool(known(follows) >> n & 1)

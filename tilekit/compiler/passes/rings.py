@@ -56,6 +56,7 @@ from tilekit.compiler.passes.summed import summed_along
 __all__ = ["Unfit", "make_rings"]
 
 Definitions = Mapping[Value, Operation]
+_MOST_ARGUMENTS = 20  # of a call of which numba takes constants for such: Python makes a list of more than 30
 _CHOSEN = "a branch or a loop decides which tensor, or which part of it, the tiles of a stream are of"
 
 
@@ -307,13 +308,16 @@ def _ring(number: int, ring: _Ring, shared: Mapping[Operation, list[int]], resul
         return result
 
     locations = [users[0].location for users in ring.variants.values()]
-    grids = [view(grid, location) for key, location in zip(ring.variants, locations, strict=True) for grid in key]
+    grids: list[Operand] = [view(grid, location) for key, location in zip(ring.variants, locations, strict=True) for grid in key]
     together = Group(tuple(Constant(axes) for users in ring.variants.values() for axes in shared[users[0]]))
     behind = bits(any(each) for users in ring.variants.values() for each in zip(*map(follows, users), strict=True))
     counts = Group(tuple(Constant(len(key)) for key in ring.variants))
     across = [set(each) for users in ring.variants.values() for each in zip(*map(summed_along, users), strict=True)]
     summed = Group(tuple(Constant(each.pop() if len(each) == 1 else 0) for each in across))
     whole, *others = results
+    if len(grids) > _MOST_ARGUMENTS:
+        tuples = [grids[at : at + _MOST_ARGUMENTS] for at in range(0, len(grids), _MOST_ARGUMENTS)]
+        grids = [Group(tuple(several)) for several in tuples]
     operands = [Constant(number), Constant(ring.stages or 0), together, behind, counts, summed, *grids]
     operations.append(_call(intrinsics.ring, operands, locations[0], whole))
     for at, (other, location) in enumerate(zip(others, locations[1:], strict=True), start=1):
