@@ -216,8 +216,8 @@ def _smaller(shape: tuple[int, int, int, int], count: int, tile: tuple[int, int,
 
 
 def _parts(tiles: int, steps: int, count: int, few: int | None = None) -> int:
-    """As many parts as give each multiprocessor a block, of 8 tiles along K at least; where tiles of few rows or columns are fewer,
-    several blocks of so many warps, of 4 tiles: memory bounds these. (7 x 3766 x 10868 in tf32: 79 us in 2 parts, 60 in 17.)
+    """As many parts as give each multiprocessor a block, of 8 tiles along K at least; where tiles of few rows or columns are
+    fewer, several blocks of so many warps, of 4 tiles: memory bounds these. (7 x 3766 x 10868: 79 us in 2 parts, 60 in 17.)
     """
     blocks, least = (1, 8) if few is None or tiles >= count else (max(1, _LOADING_WARPS // few), 4)
     return max(1, min(MOST_SPLITS, count * blocks // max(1, tiles), steps // least))
