@@ -776,6 +776,8 @@ def of_blocks(how=None, warps=4):
                 acc = tk.mma(x, y, acc)
                 if how == "more":
                     acc = acc * 2.0
+                if how == "stores":
+                    tk.store(d, (i, j), tk.zeros((64, 64), tk.float32))
             c.store(acc + start, tile)
 
     side = 16 if how == "copies" else 64
@@ -789,6 +791,7 @@ SHARED = [
     Row("its sums begin with something else than zeros", None, {"how": "start"}, {}),
     Row("its streams are no whole rows of tiles", None, {"how": "part"}, {}),
     Row("its turns do more than multiply tiles of its streams and add up 32 bits", None, {"how": "more"}, {}),
+    Row("its turns do more than multiply tiles of its streams and add up 32 bits", None, {"how": "stores"}, {}),
 ]
 
 

@@ -81,7 +81,7 @@ def _refusal(loop: Operation, body: Region, defined: Mapping[Value, Operation]) 
         return _NOT_WHOLE
     (turn,) = loop.regions
     products = [operation for operation in turn.operations if not is_view(operation)]
-    if turn.exit != "yield" or [one.results[0] for one in products] != turn.operands:
+    if turn.exit != "yield" or not products or [one.results for one in products] != [[total] for total in turn.operands]:
         return _NOT_PRODUCTS
     if not all(_adds_to(product, total, loop) for product, total in zip(products, loop.carried, strict=True)):
         return _NOT_PRODUCTS
