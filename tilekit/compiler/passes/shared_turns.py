@@ -12,7 +12,8 @@ The sums come to the first block, in the order of the blocks, so that the result
 The language lets sums of products be taken in parts.
 
 Legal where the loop stands in one over the tiles of a mapped partition that has several blocks for each, where nothing before it
-has an effect, and its turns do nothing but multiply tiles of its streams, and add that to sums of 32 bits that begin with zeros.
+has an effect, and its turns do nothing but multiply tiles of its streams, and add that to sums of 32 bits that begin with zeros;
+and where nothing in the kernel depends on the block but by the tile that it visits.
 Where it is not, or a kernel has no rings of stages, the first block alone visits the tile (`lower.mapped`).
 """
 
@@ -28,7 +29,7 @@ from tilekit.compiler.ir.products import product_of
 from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.ir.types import ScalarType, TensorType, TileType, sampling
 from tilekit.compiler.passes.factors import is_view
-from tilekit.lang import calculation, create
+from tilekit.lang import calculation, create, memory
 
 __all__ = ["SHARED_TURNS", "share_turns"]
 
@@ -40,6 +41,7 @@ _NOT_FROM_ZERO = "its sums begin with something else than zeros"
 _NOT_PRODUCTS = "its turns do more than multiply tiles of its streams and add up 32 bits"
 _NOT_WHOLE = "its streams are no whole rows of tiles"
 _EARLIER = "the kernel writes, or reads from others, before it"
+_APART = "the kernel returns early, or asks for the number of its block: blocks that share a tile may differ"
 
 
 def share_turns(kernel: Region) -> int:
@@ -52,7 +54,7 @@ def share_turns(kernel: Region) -> int:
         loop = next((operation for operation in body.operations if operation.kind == "stream"), None)
         if tiles is None or blocks == 1 or loop is None or visit.results or body.exit != "yield":
             continue
-        reason = _refusal(loop, body, defined)
+        reason = _APART if _goes_apart(kernel) else _refusal(loop, body, defined)
         if reason is not None:
             remark(loop.location, SHARED_TURNS, reason, done=False)
             continue
@@ -62,6 +64,13 @@ def share_turns(kernel: Region) -> int:
             body.operations = _shared(loop, body, blocks, count, defined)
         count += len(loop.results)
     return count
+
+
+def _goes_apart(kernel: Region) -> bool:
+    """Whether blocks that visit the same tile may do other things than each other."""
+    asked = (operation.what for operation in kernel.walk() if operation.kind == "call")
+    leaves = any(region.exit == "return" for region in kernel.regions() if region is not kernel)
+    return leaves or any(isinstance(what, Constant) and what.value is memory.bid for what in asked)
 
 
 def _blocks(tiles: Operation | None) -> int:
