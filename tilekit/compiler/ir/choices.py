@@ -6,7 +6,7 @@
                                           t = tk.load(d, i, n)
 
 So every access is one of a parameter that is known, for passes and for both devices. A loop that reads such a tensor stands in
-the branch as a whole: it is as fast as with the one tensor, or with the other.
+the branch as a whole, and is compiled as with the one tensor, or with the other.
 """
 
 from __future__ import annotations
