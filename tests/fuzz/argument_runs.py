@@ -55,7 +55,8 @@ ALLOWED = (
 NEVER = (AssertionError, KeyError, RecursionError, UnboundLocalError, NameError, ZeroDivisionError)
 _BINDING = re.compile(r"\(\) (missing|takes|got) ")  # how Python refuses a call that does not fit
 # Where functions of the user's are called: what they raise comes through, and those in C have no frame.
-_CALLS = {"steps", "of", "called_on_host"}  # in PACKAGE / "ops"
+_CALLS = {("ops", "steps"), ("ops", "of"), ("ops", "called_on_host"), ("tuning", "do_bench")}
+_TENSOR = str(PACKAGE / "_tensor" / "tensor.py")  # tensors are made by functions: what makes one directly is no user
 _USERS = ("argument_pool", "argument_liars", "numba/cuda/dispatcher")  # where functions of the user's are
 Case = tuple[str, list[str], dict[str, str]]  # the target, and the labels of what it is called with
 
@@ -211,7 +212,8 @@ def judged(error: BaseException, compiled: bool = False) -> str | None:
     if not inside or isinstance(error, tk.TilekitError):  # Python refused the call, or the pool's object failed
         return None
     innermost = inside[-1]
-    if Path(innermost.filename).is_relative_to(PACKAGE / "ops") and innermost.name in _CALLS:
+    room = Path(innermost.filename).relative_to(PACKAGE).parts[0]
+    if (room, innermost.name) in _CALLS or any(frame.filename == _TENSOR and frame.name == "__init__" for frame in inside):
         return None
     if innermost.lineno in _raises(innermost.filename):
         return None if str(error) else "no message"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import argument_pool
 import argument_runs
+import numpy as np
 import pytest
 import seeds
 from argument_calls import REFUSED
@@ -110,6 +111,7 @@ def test_calls_that_shall_work_do(device, state, name):
         ("kernels.topk", ["tensor(float32)", "2"], {"largest": "read-only"}),
         ("kernels.attention", ["tensor (1, 2, 16, 16)"] * 3, {"return_lse": "[]"}),
         ("kernels.gemm", ["tensor (4, 4)", "tensor (4, 4)"], {"alpha": repr(10**400)}),
+        ("kernels.gemm", ["tensor (4, 4)", "tensor (4, 4)"], {"splits": "record"}),
         ("kernels.l2_norm", ["tensor(float32)"], {"eps": repr(10**400)}),
         ("api.linspace", ["0.0", "2.0", repr(10**400)], {}),
         ("api.linspace", ["0.0", "2.0", "4"], {"endpoint": "np.zeros(4, bool)"}),
@@ -119,6 +121,9 @@ def test_calls_that_shall_work_do(device, state, name):
         ("<tensor(float32)>.__dlpack__", [], {"max_version": "()"}),
         ("<tensor(float32)>.__dlpack__", [], {"copy": "np.zeros(4, bool)"}),
         ("<device>.event", ["np.zeros(4, bool)"], {}),
+        ("tk.Space", [], {"tile": "(2, 4)", "where": repr(np.int64)}),
+        ("tk.do_bench", [], {"op": "partial", "seconds": "0"}),
+        ("tk.host_fn", ["Tensor", "dlpack device lies", "interface of data", "tensor(int16)"], {}),
     ],
     ids=argument_runs.shown,
 )

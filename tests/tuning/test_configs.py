@@ -104,6 +104,8 @@ def test_a_space_that_is_empty_is_refused() -> None:
         tk.Space(BM=64)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="where is a function of a configuration, or a list of them, not 3"):
         tk.Space(BM=[64], where=3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"constraint <class 'int'> fails at Config\(BM=64\): TypeError: int\(\) argument"):
+        tk.Space(BM=[64], where=int)  # type: ignore[arg-type]
 
 
 def test_configurations_come_from_spaces_and_lists() -> None:

@@ -119,22 +119,22 @@ class Space:
 
     Raises:
         TypeError: choices are no list or tuple, or a value is none that `Config` takes.
-        ValueError: there are none, or nothing is left.
+        ValueError: there are none, nothing is left, or a constraint raises.
     """
 
     def __init__(
         self, *, where: Callable[[Config], object] | Sequence[Callable[[Config], object]] = (), **choices: Sequence[Any]
     ) -> None:
         constraints = where if isinstance(where, (list, tuple)) else (where,)
-        for holds in constraints:
-            if not callable(holds):
-                raise TypeError(f"Space: where is a function of a configuration, or a list of them, not {holds!r}")
+        for constraint in constraints:
+            if not callable(constraint):
+                raise TypeError(f"Space: where is a function of a configuration, or a list of them, not {constraint!r}")
         for name, values in choices.items():
             if not isinstance(values, (list, tuple, range)):
                 raise TypeError(f"Space: {name} takes a list of values to choose from, not {values!r}")
         combined = itertools.product(*choices.values()) if choices else ()
         every = [Config(**dict(zip(choices, values, strict=True))) for values in combined]
-        self._configs = _distinct(config for config in every if all(holds(config) for holds in constraints))
+        self._configs = _distinct(config for config in every if all(_holds(constraint, config) for constraint in constraints))
         if not self._configs:
             why = f"none of {len(every)} combinations satisfies the constraints" if every else "there is nothing to choose from"
             raise ValueError(f"Space: {why}")
@@ -169,6 +169,13 @@ def as_configs(space: Space | Iterable[Config], who: str) -> tuple[Config, ...]:
     if not configs:
         raise ValueError(f"{who}: there is no configuration to choose from")
     return _distinct(configs)
+
+
+def _holds(constraint: Callable[[Config], object], config: Config) -> bool:
+    try:
+        return bool(constraint(config))
+    except Exception as error:
+        raise ValueError(f"Space: the constraint {constraint!r} fails at {config!r}: {type(error).__name__}: {error}") from error
 
 
 def _distinct(configs: Iterable[Config]) -> tuple[Config, ...]:

@@ -492,8 +492,8 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
     if operands and epilogue is None:
         raise ValueError("gemm: operands are for an epilogue, and there is none: epilogue=kernels.epilogues.bias adds one")
     along = tuple(_along(f"operands[{at}]", x, extents) for at, x in enumerate(operands))
-    tile = check_tile("gemm", tile, abreast=splits != "stream")
     check_splits("gemm", splits, otherwise="stream")
+    tile = check_tile("gemm", tile, abreast=splits != "stream")
     if splits == "stream" and not matrix:
         raise ValueError('gemm: splits = "stream" is for matrices; the sums of a batch are split into so many parts each')
     result = result_dtype(a, dtype, wide)
