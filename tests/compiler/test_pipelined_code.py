@@ -187,7 +187,7 @@ def test_registers_are_dealt_out_anew(tile, warps, columns, dealt):
     c, a, b = meta(4096, columns), meta(4096, columns), meta(columns, columns)
     op = gemm(c.partition(tile[:2]), a, b, None).generics(BM=tile[0], BN=tile[1], BK=tile[2]).num_warps(warps)
     compiled = op.compile(target="sm_90a")
-    found = [int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32 (\d+);", compiled.ptx)]
+    found = [int(n) for way in ("inc", "dec") for n in re.findall(rf"setmaxnreg\.{way}\.sync\.aligned\.u32 (\d+);", compiled.ptx)]
     assert found == dealt
     assert not re.search(r"\b(LDL|STL)\b", compiled.sass)
     if found:
@@ -202,6 +202,7 @@ def test_who_loads():
     assert len(compiled.maps) == 2
     assert [m.argument for m in compiled.maps] == [1, 2]
     assert compiled.sass.count("UTMALDG.2D") % (1 + 256 // 64) == 0
+    assert "BRA.U.ANY" not in compiled.sass, "each copy in a loop over the lanes of a warp"
     assert "SYNCS.PHASECHK" in compiled.sass
     assert not re.search(r"\bLDG", compiled.sass)
     assert not re.search(r"\bLDS", compiled.sass)

@@ -11,8 +11,8 @@ from numba.cuda import nvvmutils, types
 from tilekit.compiler.codegen.types import i64, integer
 
 __all__ = [
-    "MAP_NAME", "all_of", "as_wide_as", "asm", "constant_tuple", "masked", "pack", "special_register", "thread_coordinates",
-    "unpack", "xor_of_bits",
+    "MAP_NAME", "all_of", "as_wide_as", "asm", "constant_tuple", "elected", "masked", "pack", "special_register",
+    "thread_coordinates", "unpack", "xor_of_bits",
 ]  # fmt: skip
 
 
@@ -50,6 +50,15 @@ def asm(
     if once:
         set.add(call.attributes, "noduplicate")  # of calls, llvmlite does not know this one
     return call
+
+
+def elected(builder: ir.IRBuilder) -> ir.Value:
+    """Whether a thread is the one of its warp that elect.sync chooses, which all threads of the warp ask together.
+
+    Of other single threads ptxas does not know that they are, and has the copies of each done in a loop over all of a warp.
+    """
+    text = "{ .reg .pred one; elect.sync _|one, -1; selp.u32 $0, 1, 0, one; }"
+    return builder.trunc(asm(builder, text, "=r", ir.IntType(32), [], convergent=True), ir.IntType(1))
 
 
 def masked(builder: ir.IRBuilder, bits: ir.Value, mask: ir.Value) -> ir.Value:

@@ -13,9 +13,9 @@ from tilekit.lang import create, matmul, memory
 from tilekit.lang.shape import broadcast_to
 
 __all__ = [
-    "CONSUMER", "PRODUCER", "counted", "end", "everybody", "give", "join", "last", "load_beside", "load_tile_like_beside", "meet",
-    "mma_abreast", "multiple", "nth", "operand", "operand_tile", "part", "peek", "place", "put", "registers", "ring", "role",
-    "spread", "steps", "sum_of_blocks", "take", "variant", "wait_product", "within",
+    "CONSUMER", "PRODUCER", "counted", "end", "everybody", "give", "join", "last", "load_beside", "load_tile_like_beside",
+    "meet", "mma_abreast", "multiple", "nth", "one_tile", "operand", "operand_tile", "part", "peek", "place", "put",
+    "registers", "ring", "role", "spread", "steps", "sum_of_blocks", "take", "variant", "wait_product", "within",
 ]  # fmt: skip
 
 CONSUMER, PRODUCER = 0, 1
@@ -32,6 +32,10 @@ def counted(turns: Any) -> Any:
 
 def nth(row: Any, k: Any) -> Any:
     """Load the tile of a turn."""
+
+
+def one_tile(grid: Any, index: Any) -> Any:
+    """The row of one tile. An index outside of the grid is one of zeros."""
 
 
 def ring(number: Any, stages: Any, shared: Any, follows: Any, counts: Any, summed: Any, *grids: Any) -> Any:

@@ -282,14 +282,9 @@ class _Emitter:
     def one_tile(self, gathered: Operation, turn: ast.expr) -> tuple[list[ast.stmt], ast.expr]:
         """The same, and the row of that tile alone."""
         statements, index = self.tile_index(gathered, turn)
-        parts = index.parts if isinstance(index, Group) else (index,)
-        along = next((d for d in reversed(range(len(parts))) if isinstance(parts[d], Value)), 0)
-        behind = ast.BinOp(self.operand(parts[along]), ast.Add(), ast.Constant(1))
-        at = [self.operand(part) for part in parts]
-        at[along] = ast.Slice(at[along], behind)
         tensor, extents, *_ = map(self.operand, gathered.operands)
         tiles = ast.Call(ast.Attribute(tensor, "tiles", ast.Load()), [extents], [])
-        return statements, ast.Subscript(tiles, ast.Tuple(at, ast.Load()) if len(at) > 1 else at[0], ast.Load())
+        return statements, self.intrinsic(intrinsics.one_tile, tiles, self.operand(index))
 
     def intrinsic(self, function: Callable[..., Any], *arguments: ast.expr) -> ast.Call:
         return ast.Call(self.reference(Constant(function, f"tilekit__{function.__name__}")), list(arguments), [])

@@ -24,7 +24,7 @@ from tilekit.compiler.lower.atomic import SCOPES, look
 from tilekit.compiler.lower.indexed import check_points, index_parts
 from tilekit.compiler.lower.views import all_of_grid, load_of_row, tiles_of_row
 from tilekit.compiler.nvidia.multibuffer import RingType, narrow, the_pipelines, the_ring, wait
-from tilekit.compiler.nvidia.stage_copies import fill
+from tilekit.compiler.nvidia.stage_copies import fill, one_producer
 from tilekit.compiler.nvidia.staged import StagedType
 from tilekit.compiler.nvidia.vectors import StagedVectorType
 from tilekit.compiler.nvidia.wgmma import forget
@@ -106,12 +106,11 @@ def role() -> Any:
     first_producer = current().config.num_threads
 
     def emit(builder: ir.IRBuilder) -> ir.Value:
-        thread = special_register(builder, "tid.x")
-        produces = builder.icmp_unsigned(">=" if the_pipelines().copied else "==", thread, integer(32, first_producer))
-        other = builder.select(produces, integer(32, intrinsics.PRODUCER), integer(32, 2))
-        return builder.select(
-            builder.icmp_unsigned("<", thread, integer(32, first_producer)), integer(32, intrinsics.CONSUMER), other
-        )
+        consumes = builder.icmp_unsigned("<", special_register(builder, "tid.x"), integer(32, first_producer))
+        other: ir.Value = integer(32, intrinsics.PRODUCER)
+        if not the_pipelines().copied:
+            other = builder.select(one_producer(builder), other, integer(32, 2))
+        return builder.select(consumes, integer(32, intrinsics.CONSUMER), other)
 
     return types.int32, emit
 

@@ -232,6 +232,16 @@ def pick(grid: types.Type, index: types.Type) -> Any:
     return TileRowType(grid, free), emit
 
 
+@lowers(intrinsics.one_tile)
+def one_tile(grid: TileGridType, index: types.Type) -> Any:
+    def emit(builder: ir.IRBuilder, value: ir.Value, at: ir.Value) -> ir.Value:
+        width = view_width(grid)
+        firsts = [_index_in(builder, one, width) for one in index_values(builder, index, at)]
+        return _struct(builder, [value, pack(builder, firsts), pack(builder, [ir.Constant(width, 1)] * len(firsts))])
+
+    return TileRowType(grid, ()), emit
+
+
 def _bound(builder: ir.IRBuilder, bound: ir.Value, count: ir.Value) -> ir.Value:
     """A bound of a Python slice (64 bits, from the end where it is negative) as one of 0 to `count`, in its type."""
     wide = count if count.type == i64 else builder.sext(count, i64)

@@ -12,7 +12,7 @@ from numba.cuda import cgutils
 from tilekit.compiler.codegen.access import AccessPattern, Window, access_pattern, tensor_field
 from tilekit.compiler.codegen.compilation import current
 from tilekit.compiler.codegen.convert_layout import accesses
-from tilekit.compiler.codegen.emit import asm, special_register
+from tilekit.compiler.codegen.emit import asm, elected, special_register
 from tilekit.compiler.codegen.types import i32, i64, integer
 from tilekit.compiler.codegen.view_types import TileRowType
 from tilekit.compiler.layouts.conversion import Swizzle
@@ -20,7 +20,7 @@ from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP, Layout
 from tilekit.compiler.nvidia.multibuffer import RingType, Together, Way, by_panels, memory_order, tensor_map_of, the_pipelines
 from tilekit.compiler.nvidia.staged import StagedType
 
-__all__ = ["dealt", "fill"]
+__all__ = ["dealt", "fill", "one_producer"]
 
 _UNROLLED = 16  # copies of a tile that are written out for a thread; of more there is a loop
 _SECTOR_BITS, _PIECE_BITS = 3, 2  # words of a sector of the L2 cache; of 16 bytes of shared memory
@@ -66,9 +66,15 @@ def _one_of_them(builder: ir.IRBuilder) -> Iterator[None]:
     if not the_pipelines().copied:
         yield
         return
-    thread = special_register(builder, "tid.x")
-    with builder.if_then(builder.icmp_unsigned("==", thread, integer(32, current().config.num_threads))):
+    with builder.if_then(one_producer(builder)):
         yield
+
+
+def one_producer(builder: ir.IRBuilder) -> ir.Value:
+    """Whether a thread is that one of those that load which has tiles brought; all of its warp ask together."""
+    warp = builder.lshr(special_register(builder, "tid.x"), integer(32, WARP.bit_length() - 1))
+    first = builder.icmp_unsigned("==", warp, integer(32, current().config.num_warps))
+    return builder.and_(first, elected(builder))
 
 
 def dealt(
