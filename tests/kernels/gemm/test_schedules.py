@@ -345,6 +345,29 @@ def test_results_of_tensor_cores_are_stored_two_sectors_of_a_row_at_a_time(n):
     assert "SHFL.BFLY" in compiled.sass and "STS" not in compiled.sass
 
 
+@pytest.mark.parametrize(("n", "nbytes"), [(1328, 64), (1320, 256), (1324, 256), (1322, 128), (1321, 64)])
+def test_rows_that_begin_between_sectors_are_written_in_long_pieces(n, nbytes):
+    """By more shuffles, and as wide as rows allow: at both of its ends, a piece is a part of a sector, of which memory gives the
+    rest. Where rows are whole sectors, two of a row are enough."""
+    op = kernels.gemm(api.meta((3928, 64), tk.bfloat16), api.meta((n, 64), tk.bfloat16).T, tile=(128, 128, 64))
+    op.consumed()
+    (launch,) = op.parts()
+    launch.consumed()
+    explained = launch.explain("sm_90a")
+    (stored,) = [access for access in explained.accesses if access.kind == "store"]
+    assert stored.bits == 8 * math.gcd(2 * n, 16)
+    assert max(use.layout.stretch(1) * 2 for use in explained.layouts) == nbytes
+    compiled = launch.compile("sm_90a")
+    assert compiled.local_bytes == 0 and "STS" not in compiled.sass and "HGMMA" in compiled.sass
+
+
+@pytest.mark.parametrize("n", [4104, 4112])
+def test_transposes_are_written_as_wide_as_threads_have_neighbours(n):
+    """A warp has 16 rows of a tile of warpgroups, which are a sector of a column of the result: neighbours come in pairs."""
+    launch = launch_of(24, n, 64, tk.bfloat16)
+    assert set(re.findall(r"\bSTG[.\w]*", launch.compile("sm_90a").sass)) == {"STG.E"}
+
+
 def test_parts_of_little_work_are_short():
     """Blocks that wait for few steps each, and one more launch, where whole sums would leave most multiprocessors idle."""
     way = exact.exact_way((1, 96, 440, 272), MULTIPROCESSORS, beside=0, even=True, fetched=True, splits=None)

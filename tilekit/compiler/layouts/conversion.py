@@ -68,15 +68,16 @@ def within_warps(source: Layout, target: Layout) -> list[tuple[int, int]] | None
     return swaps if same else None
 
 
-def with_runs(layout: Layout, dim: int, itemsize: int) -> Layout:
-    """The layout whose threads hold up to 16 neighbouring bytes along a dimension, with other elements of their warps for it.
+def with_runs(layout: Layout, dim: int, itemsize: int, nbytes: int = ACCESS_BYTES) -> Layout:
+    """The layout whose threads hold up to so many neighbouring bytes along a dimension, with other elements of their warps for
+    it.
 
     Bits of the lane that walk the dimension change places with bits of the register number that walk it further on.
     """
     reg, lane = list(layout.reg), list(layout.lane)
-    for bit in range(len(layout.run(dim)), (ACCESS_BYTES // itemsize).bit_length() - 1):
+    for bit in range(len(layout.run(dim)), (nbytes // itemsize).bit_length() - 1):
         near = tuple(1 << bit if d == dim else 0 for d in range(len(layout.shape)))
-        further = [r for r, v in enumerate(reg) if v[dim] >= ACCESS_BYTES // itemsize]
+        further = [r for r, v in enumerate(reg) if v[dim] >= nbytes // itemsize]
         if near not in lane or not further:
             break
         lane_bit, register = lane.index(near), further[0]
