@@ -10,7 +10,7 @@ from closeness import normal
 import tilekit as tk
 from tilekit import api, kernels
 from tilekit.kernels import epilogues
-from tilekit.kernels._gemm import model, products, schedules
+from tilekit.kernels._gemm import model, products, recipes, schedules
 
 f = api.from_host
 BF = ml_dtypes.bfloat16
@@ -89,10 +89,11 @@ def test_what_else_is_done_to_batches(device, splits):
 
 def dealt_out_as_on_a_gpu(monkeypatch):
     """Let products on the CPU device be dealt out as on a GPU with 12 multiprocessors."""
-    monkeypatch.setattr(products, "_recipes", {})
-    monkeypatch.setattr(products, "staged_operands", lambda a, b: True)
-    monkeypatch.setattr(products, "on_cpu", lambda x: False)
-    monkeypatch.setattr(products, "multiprocessors", lambda x: 12)
+    monkeypatch.setattr(recipes, "_recipes", {})
+    monkeypatch.setattr(recipes, "staged_operands", lambda a, b: True)
+    for module in (recipes, products):
+        monkeypatch.setattr(module, "on_cpu", lambda x: False)
+        monkeypatch.setattr(module, "multiprocessors", lambda x: 12)
 
 
 @pytest.mark.parametrize("added", [False, True], ids=["alone", "added to c"])
@@ -101,12 +102,12 @@ def dealt_out_as_on_a_gpu(monkeypatch):
 def test_batches_that_are_turned(device, monkeypatch, shape, layouts, added):
     """The transpose of each product is computed, on the CPU device, too, where that is dealt out to like a GPU."""
     dealt_out_as_on_a_gpu(monkeypatch)
-    monkeypatch.setattr(products, "_TURNED", 9.0)  # whether or not it is less work
+    monkeypatch.setattr(recipes, "_TURNED", 9.0)  # whether or not it is less work
     batch, m, n, k = shape
     a, b, c = (normal(shape, BF, seed) for seed, shape in enumerate([(batch, m, k), (k, n), (batch, m, n)]))
     y = kernels.gemm(laid(a, layouts[0] == "T"), laid(b, layouts[1] == "T"), f(c) if added else None).to_host().sync()
     close(y, a, b, c=wide(c) if added else 0.0)
-    assert all(recipe.turned for recipe in products._recipes.values())
+    assert all(recipe.turned for recipe in recipes._recipes.values())
 
 
 @pytest.mark.parametrize("layout", ["NN", "NT"])
@@ -234,7 +235,7 @@ def test_none_are_chosen_in_place(device, monkeypatch, stack, operand):
         more = {"epilogue": epilogues.residual, "operands": (other,)} if operand else {"c": other}
         y = kernels.gemm(f(a).sync(), f(b).sync(), out=other if in_place else None, **more)
         close(y.to_host().sync(), a, b, c=wide(c))
-        *_, recipe = products._recipes.values()
+        *_, recipe = recipes._recipes.values()
         assert (recipe.schedule.abreast is None) is in_place
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import tilekit as tk
 from tilekit import api, kernels
-from tilekit.kernels._gemm import products
+from tilekit.kernels._gemm import products, recipes
 from tilekit.kernels._gemm.packing import packed, packing_of
 from tilekit.kernels._gemm.vectors import products_of_vectors, vectors_of
 from tilekit.kernels._host import Launches
@@ -88,14 +88,15 @@ def test_parts_of_tall_tiles(device, m, n, k, layout):
 @pytest.mark.parametrize("splits", ["stream", 3])
 def test_the_transpose_where_its_operands_alone_come_ahead(device, monkeypatch, splits):
     """Rounded float32 of which K is contiguous in `b` alone, dealt out as on a GPU, on the CPU device too."""
-    monkeypatch.setattr(products, "_recipes", {})
-    monkeypatch.setattr(products, "staged_operands", lambda a, b: a.unit == 1)
-    monkeypatch.setattr(products, "on_cpu", lambda x: False)
-    monkeypatch.setattr(products, "multiprocessors", lambda x: 12)
+    monkeypatch.setattr(recipes, "_recipes", {})
+    monkeypatch.setattr(recipes, "staged_operands", lambda a, b: a.unit == 1)
+    for module in (recipes, products):
+        monkeypatch.setattr(module, "on_cpu", lambda x: False)
+        monkeypatch.setattr(module, "multiprocessors", lambda x: 12)
     a, b, c = operand((300, 1000), np.float32), operand((1000, 520), np.float32), operand((300, 520), np.float32)
     options = {"alpha": 0.5, "beta": 2, "precision": "tf32", "splits": splits}
     y = kernels.gemm(laid(a, True), laid(b, True), api.from_host(c), **options).to_host().sync()
-    ways = {(recipe.turned, recipe.schedule.stream is not None) for recipe in products._recipes.values()}
+    ways = {(recipe.turned, recipe.schedule.stream is not None) for recipe in recipes._recipes.values()}
     assert ways == {(True, splits == "stream")}
     expected = 0.5 * a.astype(np.float64) @ b + 2 * c
     assert np.abs(y - expected).max() <= 2e-3 * np.abs(expected).max()

@@ -11,6 +11,7 @@ import tilekit as tk
 from tilekit import api, kernels
 from tilekit.kernels import epilogues
 from tilekit.kernels._gemm import model, products, schedules, stream_k
+from tilekit.kernels._gemm.product_kernels import function_of, kernels_of
 
 f = api.from_host
 E4, E5, BF = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.bfloat16
@@ -308,10 +309,8 @@ def test_numpy_numbers_are_numbers(device):
 
 
 def test_one_kernel_for_each_epilogue():
-    from tilekit.kernels._gemm.products import _function, _kernels
-
-    assert _kernels(_function(_cube)) is _kernels(_function(_cube))
-    assert _function(_cube) is not _function(mixed)
+    assert kernels_of(function_of(_cube)) is kernels_of(function_of(_cube))
+    assert function_of(_cube) is not function_of(mixed)
 
 
 @pytest.mark.parametrize("dtype", [tk.float32, tk.bfloat16, tk.float64], **named)

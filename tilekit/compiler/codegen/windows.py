@@ -500,7 +500,8 @@ def _in_long_rows(tensor: TensorType, cut: Cut, held: Layout, unit: int, lies: L
     run = 1 << len(access_pattern(tensor, lies, (), cut.steps).vector)
     near = with_runs(there, unit, itemsize, run * itemsize)
     longer = with_lanes(near, unit, run, min(WARP, _LONG // (run * itemsize)))
-    return lies if within_warps(there, longer) is None else longer
+    further = within_warps(there, longer) is not None and longer.stretch(unit) > lies.stretch(unit)
+    return longer if further and 1 << len(longer.run(unit)) >= run else lies
 
 
 def _in_sectors(tensor: TensorType, cut: Cut, held: Layout, unit: int, *, added: bool) -> Layout:
