@@ -6,7 +6,7 @@ from row_kernels import BACKWARD, CALLS
 
 import tilekit as tk
 from tilekit import api, kernels
-from tilekit.kernels import _host
+from tilekit.kernels import _tiles
 
 RNG = np.random.default_rng(11)
 LENGTHS = [40_000, 40_961, 100_003]  # of the last tile all, one element, some
@@ -39,8 +39,8 @@ def parts(request, device, monkeypatch):
         share = -(-tile.chunks // request.param)
         return -(-tile.chunks // share), share
 
-    monkeypatch.setattr(_host.RowTile, "parts", divided)
-    monkeypatch.setattr(_host, "_CPU_ELEMENTS", 1 << 12)
+    monkeypatch.setattr(_tiles.RowTile, "parts", divided)
+    monkeypatch.setattr(_tiles, "_CPU_ELEMENTS", 1 << 12)
 
 
 @pytest.mark.usefixtures("parts")
@@ -124,7 +124,7 @@ def test_what_is_infinite_or_no_number_is_as_in_whole_rows(device):
 
 @pytest.mark.parametrize("count", [1, 16, 131, 263, 264])
 def test_a_gpu_has_blocks_enough(count):
-    tile = _host.row_tile(api.meta((count, 1 << 20), tk.bfloat16))
+    tile = _tiles.row_tile(api.meta((count, 1 << 20), tk.bfloat16))
     parts, share = tile.parts(api.meta((count, 1 << 20), tk.bfloat16))
     assert parts * share >= tile.chunks > (parts - 1) * share
     assert (parts > 1) == (count < 264)

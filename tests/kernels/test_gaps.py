@@ -6,7 +6,7 @@ import row_kernels
 
 import tilekit as tk
 from tilekit import api, kernels
-from tilekit.kernels import _host
+from tilekit.kernels import _host, _tiles
 
 RNG = np.random.default_rng(7)
 
@@ -81,7 +81,8 @@ TAKEN = [
 def test_batches_are_taken_as_they_lie(device, monkeypatch, name, shape, dealt):
     """By the same kernels as matrices, which give the same; copies would be another launch, and twice the memory."""
     if dealt == "as on a GPU":
-        monkeypatch.setattr(_host, "on_cpu", lambda tensor: False)
+        for module in (_host, _tiles):
+            monkeypatch.setattr(module, "on_cpu", lambda tensor: False)
     function = getattr(kernels, name)
     taken = [batches(shape), batches(shape)] if name.endswith("backward") else [batches(shape)]
     weights = {"rms_norm": 1, "layer_norm": 2}.get(name, 0)

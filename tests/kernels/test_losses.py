@@ -9,7 +9,7 @@ from closeness import FLOATS, close, normal
 import tilekit as tk
 from tilekit import api, kernels
 from tilekit.kernels import _loss
-from tilekit.kernels._host import row_tile
+from tilekit.kernels._tiles import row_tile
 
 SHAPES = [(5, 7), (3, 1000), (2, 3, 33), (300, 64), (3, 40000), (2, 140000), (5000, 3), (9000, 2)]
 f = api.from_host

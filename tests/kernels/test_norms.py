@@ -8,7 +8,7 @@ from closeness import FLOATS, close, normal
 
 import tilekit as tk
 from tilekit import api, kernels
-from tilekit.kernels import _host, _norm_gradients
+from tilekit.kernels import _norm_gradients, _tiles
 
 SHAPES = [(5, 7), (3, 1000), (2, 3, 33), (300, 64), (70, 128), (2, 4096), (2, 40000), (1, 140000)]
 f = api.from_host
@@ -74,7 +74,7 @@ ON_A_GPU = [
 def test_gradients_as_on_a_gpu(device, monkeypatch, rows, columns, launches, dtype):
     """Blocks that stay take several tiles each, the last of which may be partly empty; what they have is added up in one launch
     for both gradients."""
-    monkeypatch.setattr(_host, "_FEW", 0)  # rows are not taken apart
+    monkeypatch.setattr(_tiles, "_FEW", 0)  # rows are not taken apart
     monkeypatch.setattr(_norm_gradients, "on_cpu", lambda x: False)
     monkeypatch.setattr(_norm_gradients, "multiprocessors", lambda x: 2)
     g, x, extra = (normal((rows, columns), dtype, seed) for seed in range(3))

@@ -13,18 +13,8 @@ from __future__ import annotations
 
 import tilekit as tk
 from tilekit._tensor.tensor import Tensor
-from tilekit.kernels._host import (
-    Launches,
-    Operand,
-    check,
-    check_choice,
-    compute_dtype,
-    joined,
-    out_or_new,
-    same_shape,
-    shaped,
-    takes_ops,
-)
+from tilekit.kernels._host import Launches, Operand, check, check_choice, compute_dtype, out_or_new, same_shape, shaped, takes_ops
+from tilekit.kernels._tiles import joined
 from tilekit.ops import DeviceOp, Spec
 
 __all__ = ["gelu", "gelu_backward", "silu", "silu_backward", "swiglu", "swiglu_backward"]

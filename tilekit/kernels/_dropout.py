@@ -10,7 +10,8 @@ import numpy as np
 
 import tilekit as tk
 from tilekit._tensor.tensor import Tensor
-from tilekit.kernels._host import Launches, Operand, check, compute_dtype, flat, flat_tile, out_or_new, shaped, takes_ops
+from tilekit.kernels._host import Launches, Operand, check, compute_dtype, flat, out_or_new, shaped, takes_ops
+from tilekit.kernels._tiles import flat_tile
 from tilekit.ops import DeviceOp
 
 __all__ = ["dropout", "dropout_backward"]

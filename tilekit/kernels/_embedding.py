@@ -21,16 +21,15 @@ from tilekit.kernels._host import (
     a_tensor,
     check,
     compute_dtype,
-    flat_tile,
     index_dtype,
     integers,
     on_cpu,
     out_or_new,
     power,
-    rows_tile,
     shaped,
     takes_ops,
 )
+from tilekit.kernels._tiles import flat_tile, rows_tile
 from tilekit.ops import DeviceOp, Spec
 
 __all__ = ["embedding", "embedding_backward"]

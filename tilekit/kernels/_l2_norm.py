@@ -21,10 +21,8 @@ from tilekit.kernels._host import (
     check,
     compute_dtype,
     index_dtype,
-    of_parts,
     out_or_new,
     power,
-    row_tile,
     rows_in,
     same_shape,
     shaped,
@@ -32,6 +30,7 @@ from tilekit.kernels._host import (
 )
 from tilekit.kernels._norm import norm_parts
 from tilekit.kernels._softmax import block_row
+from tilekit.kernels._tiles import of_parts, row_tile
 from tilekit.launch.copying import as_real
 from tilekit.ops import DeviceOp
 

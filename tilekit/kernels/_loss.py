@@ -18,7 +18,6 @@ from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._host import (
     Launches,
     Operand,
-    RowTile,
     check,
     check_choice,
     compute_dtype,
@@ -26,16 +25,15 @@ from tilekit.kernels._host import (
     index_dtype,
     integers,
     multiprocessors,
-    of_parts,
     on_cpu,
     out_or_new,
     power,
-    row_tile,
     rows_of,
     shaped,
     takes_rows,
 )
 from tilekit.kernels._softmax import softmax_parts, weighed
+from tilekit.kernels._tiles import RowTile, of_parts, row_tile
 from tilekit.ops import DeviceOp, Spec
 
 __all__ = ["cross_entropy", "cross_entropy_backward"]

@@ -14,22 +14,19 @@ import tilekit as tk
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._host import (
     Launches,
-    Measured,
     Operand,
     check,
     compute_dtype,
     index_dtype,
-    narrow_rows,
-    of_parts,
     out_or_new,
     power,
-    row_tile,
     rows_in,
     same_shape,
     shaped,
     takes_batches,
 )
 from tilekit.kernels._softmax import block_row
+from tilekit.kernels._tiles import Measured, narrow_rows, of_parts, row_tile
 from tilekit.ops import DeviceOp, Spec
 
 __all__ = ["add_rms_norm", "first_mean", "layer_norm", "norm_parts", "rms_norm"]

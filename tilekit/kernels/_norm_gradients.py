@@ -17,24 +17,21 @@ from tilekit import api
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._host import (
     Launches,
-    Measured,
     Operand,
-    RowTile,
     check,
     compute_dtype,
     index_dtype,
     lacks_rows,
     multiprocessors,
-    of_parts,
     on_cpu,
     power,
-    row_tile,
     rows_in,
     same_shape,
     shaped,
     takes_batches,
 )
 from tilekit.kernels._norm import _check_weight, _joined, _mean, _per, first_mean
+from tilekit.kernels._tiles import Measured, RowTile, of_parts, row_tile
 from tilekit.ops import DeviceOp, Spec
 
 __all__ = ["add_rms_norm_backward", "layer_norm_backward", "rms_norm_backward"]

@@ -22,7 +22,6 @@ from tilekit.kernels._host import (
     compute_dtype,
     lacks_rows,
     multiprocessors,
-    of_parts,
     on_cpu,
     out_or_new,
     power,
@@ -30,6 +29,7 @@ from tilekit.kernels._host import (
     shaped,
     takes_ops,
 )
+from tilekit.kernels._tiles import of_parts
 from tilekit.ops import DeviceOp, Spec
 
 __all__ = ["cumsum"]

@@ -11,20 +11,8 @@ import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
 from tilekit.errors import check_flag
-from tilekit.kernels._host import (
-    Launches,
-    Measured,
-    Operand,
-    a_tensor,
-    index_dtype,
-    on_cpu,
-    out_or_new,
-    power,
-    row_tile,
-    rows_of,
-    shaped,
-    takes_rows,
-)
+from tilekit.kernels._host import Launches, Operand, a_tensor, index_dtype, on_cpu, out_or_new, power, rows_of, shaped, takes_rows
+from tilekit.kernels._tiles import Measured, row_tile
 from tilekit.ops import DeviceOp, Spec
 
 __all__ = ["argmax", "topk"]

@@ -16,20 +16,18 @@ import tilekit as tk
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._host import (
     Launches,
-    Measured,
     Operand,
     check,
     compute_dtype,
     exponential,
-    of_parts,
     out_or_new,
     power,
-    row_tile,
     rows_in,
     same_shape,
     shaped,
     takes_batches,
 )
+from tilekit.kernels._tiles import Measured, of_parts, row_tile
 from tilekit.ops import DeviceOp
 
 __all__ = ["block_row", "log_softmax", "log_softmax_backward", "softmax", "softmax_backward", "softmax_parts", "weighed"]
