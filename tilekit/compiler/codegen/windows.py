@@ -10,7 +10,8 @@ from llvmlite import ir
 from numba.cuda import types
 
 from tilekit import dtypes
-from tilekit.compiler.codegen.access import access_pattern, open_access
+from tilekit.compiler.codegen.access import open_access
+from tilekit.compiler.codegen.access_layouts import as_accessed, as_stored
 from tilekit.compiler.codegen.compilation import current
 from tilekit.compiler.codegen.convert import convert
 from tilekit.compiler.codegen.convert_layout import in_layout
@@ -22,8 +23,7 @@ from tilekit.compiler.codegen.operands import elements as operand_elements
 from tilekit.compiler.codegen.shared_memory import barrier
 from tilekit.compiler.codegen.transfer import Padding, read, write
 from tilekit.compiler.codegen.types import TensorType, TileType, describe, scalar_dtype, scalar_kind
-from tilekit.compiler.layouts.conversion import with_lanes, with_runs, within_warps
-from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP, Config, Layout, elements
+from tilekit.compiler.layouts.linear import Layout
 from tilekit.errors import CompileError
 from tilekit.lang import mapped, windows
 from tilekit.lang.tile import check_shape, common_shape
@@ -384,7 +384,7 @@ def load_window(
     eviction = "evict_normal" if policy is None else check_eviction(what, policy)
     if tensor.facts.role == "out":
         reject(what, windows.written_only(tensor.parameter))
-    lies = _as_accessed(tensor, cut, held)
+    lies = as_accessed(tensor, cut.extents, None if held is None else cut.unseen(held))
     tile = TileType(tensor.dtype, cut.seen(lies), tensor.config)
     wanted = tile if held is None else tile.at(held)
     masked = check_mask(what, mask_type, cut.shape)
@@ -439,7 +439,8 @@ def to_store(
         reject(what, f"a tile of shape {value.shape} into {tensor.parameter}, whose tiles are {cut.shape}")
     check_value(what, value, tensor)
     whole = isinstance(value, TileType) and value.shape == cut.shape
-    lies = _as_stored(tensor, cut, value.layout if whole and not value.splat else None, added=added)
+    held = cut.unseen(value.layout) if whole and not value.splat else None
+    lies = as_stored(tensor, cut.extents, cut.steps, held, added=added)
     tile = TileType(tensor.dtype, cut.seen(lies), tensor.config)
 
     def bring(builder: ir.IRBuilder, stored: ir.Value) -> list[ir.Value]:
@@ -459,82 +460,3 @@ def _present(builder: ir.IRBuilder, tensor: TensorType, cut: Cut, tile: TileType
         return held
     dim, there = cut.back[unit], tensor.facts.present(cut.extents[unit])
     return [e if at < there else ir.Constant(e.type, None) for e, at in zip(held, tile.layout.least(dim), strict=True)]
-
-
-def _as_accessed(tensor: TensorType, cut: Cut, held: Layout | None) -> Layout:
-    """The layout of the extents in which a tile is loaded or stored that threads hold in another, if in any: that one, or one
-    from which elements stay in their warps, or else rows."""
-    unit = tensor.facts.unit
-    if held is not None:
-        there = cut.unseen(held)
-        near = there if unit is None else with_runs(there, unit, tensor.dtype.itemsize)
-        for layout in (there, near):
-            if _wide_enough(layout, tensor):
-                return layout
-    return Layout.blocked(cut.extents, tensor.config, unit)
-
-
-def _as_stored(tensor: TensorType, cut: Cut, held: Layout | None, *, added: bool) -> Layout:
-    """The same for a tile that is stored, or `added`.
-
-    A warp that would write one sector of each row writes two, 16 bytes a lane, for some shuffles: results of products in float32
-    and int32 are stored in four fifths of the time. Of a tile whose rows begin anywhere, accesses take few of the neighbours that
-    a thread would have: neighbouring lanes have them then. (A load that is as narrow finds its sectors in the L1 cache.)
-    """
-    unit, itemsize = tensor.facts.unit, tensor.dtype.itemsize
-    if held is None or unit is None or elements(cut.extents) * itemsize <= _FEW:
-        return _as_accessed(tensor, cut, held)
-    lies = _in_sectors(tensor, cut, held, unit, added=added)
-    between = any(step * itemsize < _SECTOR for d, step in enumerate(tensor.facts.strides) if d != unit)
-    return lies if added or not between else _in_long_rows(tensor, cut, held, unit, lies)
-
-
-def _in_long_rows(tensor: TensorType, cut: Cut, held: Layout, unit: int, lies: Layout) -> Layout:
-    """The same where rows begin between two sectors: more lanes have neighbours, if some more shuffles do that.
-
-    Of a sector that is written in part, memory has to give the rest. Products of 16-bit floats whose rows begin in the middle of
-    sectors were written at 1.6 TB/s by an H200 in pieces of 64 bytes, cuBLAS's at 2.1 in pieces of 128; and at 3.0 by both where
-    rows were whole sectors.
-    """
-    there, itemsize = cut.unseen(held), tensor.dtype.itemsize
-    run = 1 << len(access_pattern(tensor, lies, (), cut.steps).vector)
-    near = with_runs(there, unit, itemsize, run * itemsize)
-    longer = with_lanes(near, unit, run, min(WARP, _LONG // (run * itemsize)))
-    further = within_warps(there, longer) is not None and longer.stretch(unit) > lies.stretch(unit)
-    return longer if further and 1 << len(longer.run(unit)) >= run else lies
-
-
-def _in_sectors(tensor: TensorType, cut: Cut, held: Layout, unit: int, *, added: bool) -> Layout:
-    lies, itemsize = _as_accessed(tensor, cut, held), tensor.dtype.itemsize
-    if not added and lies.stretch(unit) * itemsize == _SECTOR:
-        near = with_runs(lies, unit, itemsize)
-        if (
-            near.stretch(unit) * itemsize > _SECTOR
-            and itemsize << len(access_pattern(tensor, near, (), cut.steps).vector) == ACCESS_BYTES
-        ):
-            return near
-    width, run = 1 << len(access_pattern(tensor, lies, (), cut.steps).vector), 1 << len(lies.run(unit))
-    # Two accesses for neighbours fill half of each sector at a time, twice; one for each sector of a row that begins between two
-    # of them fills parts of both. Shuffles cost less, shared memory does not.
-    between = not added and run == width and lies.stretch(unit) * itemsize == _SECTOR and width * itemsize < ACCESS_BYTES
-    halves = width * itemsize in (ACCESS_BYTES, ACCESS_BYTES // 2, ACCESS_BYTES // 4) and (run == 2 * width or between)
-    narrow = halves and width * itemsize < ACCESS_BYTES  # more accesses, and shuffles: two sectors of a row are enough
-    there = cut.unseen(held)
-    together = there if 1 << len(there.run(unit)) >= width else lies
-    beside = with_lanes(together, unit, width, lanes=2 * _SECTOR // (width * itemsize) if narrow else WARP)
-    if 2 * width >= run and not (halves and within_warps(there, beside)):
-        return lies
-    if _wide_enough(beside, tensor):
-        return beside
-    return Layout.blocked(cut.extents, Config(tensor.config.num_warps, width), unit)
-
-
-_SECTOR, _LONG, _FEW = 32, 256, 2048
-
-
-def _wide_enough(layout: Layout, tensor: TensorType) -> bool:
-    """Whether a tile may be stored as it lies: a warp fills whole sectors of 32 bytes, or the tile is small anyway."""
-    itemsize, unit = tensor.dtype.itemsize, tensor.facts.unit
-    if elements(layout.shape) * itemsize <= _FEW or unit is None:
-        return True
-    return layout.stretch(unit) * itemsize >= _SECTOR

@@ -1,0 +1,94 @@
+"""In which layout a tile is loaded or stored that threads hold in another: warps move whole sectors of memory, of 32 bytes.
+
+A layout is one of the extents of the tile, in the order of the tensor's dimensions.
+"""
+
+from __future__ import annotations
+
+from tilekit.compiler.codegen.access import access_pattern
+from tilekit.compiler.codegen.types import TensorType
+from tilekit.compiler.layouts.conversion import with_lanes, with_runs, within_warps
+from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP, Config, Layout, elements
+
+__all__ = ["as_accessed", "as_stored"]
+
+Shape = tuple[int, ...]
+_SECTOR = 32  # bytes that memory moves at least
+_PIECE = 256  # of a row whose sectors are not its own
+_SMALL = 2048  # tiles up to so many bytes are moved as they lie
+
+
+def as_accessed(tensor: TensorType, extents: Shape, held: Layout | None) -> Layout:
+    """The layout in which a tile is accessed that threads hold in another, if in any: that one, or one from which elements stay
+    in their warps, or else rows."""
+    unit = tensor.facts.unit
+    if held is not None:
+        near = held if unit is None else with_runs(held, unit, tensor.dtype.itemsize)
+        for layout in (held, near):
+            if _wide_enough(layout, tensor):
+                return layout
+    return Layout.blocked(extents, tensor.config, unit)
+
+
+def as_stored(tensor: TensorType, extents: Shape, steps: Shape, held: Layout | None, *, added: bool) -> Layout:
+    """The same for a tile that is stored, or `added`; tiles start `steps` apart.
+
+    A warp that would write one sector of each row writes two, 16 bytes a lane, for some shuffles: results of products in float32
+    and int32 are stored in four fifths of the time. Of a tile whose rows begin anywhere, accesses take few of the neighbours that
+    a thread would have: neighbouring lanes have them then. (A load that is as narrow finds its sectors in the L1 cache.)
+    """
+    unit, itemsize = tensor.facts.unit, tensor.dtype.itemsize
+    if held is None or unit is None or elements(extents) * itemsize <= _SMALL:
+        return as_accessed(tensor, extents, held)
+    lies = _in_sectors(tensor, extents, steps, held, unit, added=added)
+    between = any(stride * itemsize < _SECTOR for d, stride in enumerate(tensor.facts.strides) if d != unit)
+    return lies if added or not between else _in_long_pieces(tensor, steps, held, unit, lies)
+
+
+def _in_sectors(tensor: TensorType, extents: Shape, steps: Shape, held: Layout, unit: int, *, added: bool) -> Layout:
+    """The layout by which a warp fills at least a sector of each row."""
+    lies, itemsize = as_accessed(tensor, extents, held), tensor.dtype.itemsize
+    if not added and lies.stretch(unit) * itemsize == _SECTOR:
+        near = with_runs(lies, unit, itemsize)
+        if near.stretch(unit) * itemsize > _SECTOR and _width(tensor, near, steps) * itemsize == ACCESS_BYTES:
+            return near
+    width, run = _width(tensor, lies, steps), 1 << len(lies.run(unit))
+    # Two accesses for neighbours fill half of each sector at a time, twice; one for each sector of a row that begins between two
+    # of them fills parts of both. Shuffles cost less, shared memory does not.
+    between = not added and run == width and lies.stretch(unit) * itemsize == _SECTOR and width * itemsize < ACCESS_BYTES
+    halves = width * itemsize in (ACCESS_BYTES, ACCESS_BYTES // 2, ACCESS_BYTES // 4) and (run == 2 * width or between)
+    narrow = halves and width * itemsize < ACCESS_BYTES  # more accesses, and shuffles: two sectors of a row are enough
+    together = held if 1 << len(held.run(unit)) >= width else lies
+    beside = with_lanes(together, unit, width, lanes=2 * _SECTOR // (width * itemsize) if narrow else WARP)
+    if 2 * width >= run and not (halves and within_warps(held, beside)):
+        return lies
+    if _wide_enough(beside, tensor):
+        return beside
+    return Layout.blocked(extents, Config(tensor.config.num_warps, width), unit)
+
+
+def _in_long_pieces(tensor: TensorType, steps: Shape, held: Layout, unit: int, lies: Layout) -> Layout:
+    """The same where rows begin between two sectors: more lanes have neighbours, if some more shuffles do that.
+
+    A piece begins and ends with a part of a sector, and what writes parts takes longer: in pieces of 64 bytes an H200 stored 38
+    products of 3928 x 1320 x 64 in bfloat16 at 1.6 TB/s (cuBLAS at 2.1), 30 of 608 x 3744 x 64, whose rows are whole sectors, at
+    3.0 (cuBLAS, too).
+    """
+    itemsize, width = tensor.dtype.itemsize, _width(tensor, lies, steps)
+    near = with_runs(held, unit, itemsize, width * itemsize)
+    longer = with_lanes(near, unit, width, min(WARP, _PIECE // (width * itemsize)))
+    further = within_warps(held, longer) is not None and longer.stretch(unit) > lies.stretch(unit)
+    return longer if further and 1 << len(longer.run(unit)) >= width else lies
+
+
+def _width(tensor: TensorType, layout: Layout, steps: Shape) -> int:
+    """How many elements an access takes."""
+    return 1 << len(access_pattern(tensor, layout, (), steps).vector)
+
+
+def _wide_enough(layout: Layout, tensor: TensorType) -> bool:
+    """Whether a tile may be stored as it lies: a warp fills whole sectors, or the tile is small anyway."""
+    itemsize, unit = tensor.dtype.itemsize, tensor.facts.unit
+    if elements(layout.shape) * itemsize <= _SMALL or unit is None:
+        return True
+    return layout.stretch(unit) * itemsize >= _SECTOR
