@@ -155,6 +155,24 @@ def test_results_of_products_lie_along_lanes_by_shuffles(run):
     assert len(with_lanes(source, 1, run).run(1)) == run.bit_length() - 1
 
 
+@pytest.mark.parametrize(
+    ("itemsize", "nbytes", "lanes"), [(2, 16, 16), (2, 8, 32), (2, 4, 32), (4, 16, 16), (4, 8, 32), (1, 16, 16)]
+)
+def test_results_of_products_have_long_pieces_of_rows_by_shuffles(itemsize, nbytes, lanes):
+    """As many bytes of a row in each thread as an access takes, and neighbours in as many lanes as walk the row."""
+    for source in products():
+        for dim in range(len(source.shape)):
+            target = with_lanes(with_runs(source, dim, itemsize, nbytes), dim, nbytes // itemsize, lanes)
+            swaps = within_warps(source, target)
+            if swaps is not None:
+                np.testing.assert_array_equal(swapped(held(source), swaps), held(target))
+    source = warpgroup_accumulator((64, 256), 4)
+    target = with_lanes(with_runs(source, 1, itemsize, nbytes), 1, nbytes // itemsize, lanes)
+    assert within_warps(source, target) is not None
+    assert len(target.run(1)) == (nbytes // itemsize).bit_length() - 1
+    assert target.stretch(1) * itemsize >= nbytes * lanes
+
+
 def test_conversions_that_are_no_exchange_within_warps():
     source = warpgroup_accumulator((64, 128), 8)
     reg, lane, warp = source.reg, source.lane, source.warp
