@@ -38,7 +38,7 @@ from tilekit.compiler.numba_patches import patched
 from tilekit.compiler.nvidia import ptxas_defects
 from tilekit.compiler.nvidia.early_starts import let_begin
 from tilekit.compiler.nvidia.multibuffer import deals_registers, fewest_producers, producers_of
-from tilekit.compiler.optimize import Form, dump, forms, simplified
+from tilekit.compiler.optimize import Form, dump, folded, forms, simplified
 from tilekit.compiler.passes.rings import Unfit
 from tilekit.compiler.passes.visits import ORDER
 from tilekit.compiler.target import STATIC_SHARED_BYTES, named, numba_capability, of
@@ -156,11 +156,11 @@ def _compiled(
         return kernel, compilation
 
     # A check of an index looks at each load as it is written.
-    others: Iterator[Form] = iter(()) if checks else forms(accepted, target)
+    others: Iterator[Form] = iter(()) if checks else forms(accepted, target, config)
     form = next(others, None)
     visits = None if form is None else form.visits
     if form is None or not form.rotated:
-        return _unrotated(accepted, attempt, ringed, form)
+        return _unrotated(accepted, config, attempt, ringed, form)
     try:
         kernel, compilation = ringed(form)
     except (Unfit, CompileError) as error:
@@ -169,7 +169,7 @@ def _compiled(
         reason = _no_gain(kernel, compilation)
         if not reason:
             return kernel, compilation
-    kernel, compilation = _unrotated(accepted, attempt, ringed, next(others, None))
+    kernel, compilation = _unrotated(accepted, config, attempt, ringed, next(others, None))
     if compilation.notes is not None:
         compilation.notes.append((0, "no rotation", reason))
     return kernel, compilation
@@ -187,6 +187,7 @@ def _no_gain(kernel: CompiledKernel, compilation: Compilation) -> str:
 
 def _unrotated(
     accepted: Accepted,
+    config: Config,
     attempt: Attempt,
     ringed_form: Callable[[Form], tuple[CompiledKernel, Compilation]],
     form: Form | None,
@@ -203,7 +204,9 @@ def _unrotated(
     if ringed is not None and (asked or ringed[0].spilled_bytes <= _FEW_SPILLS):
         return ringed
     notes = None if ringed is None else list(ringed[1].notes or ())
-    kernel, compilation = as_written(accepted, lambda bound: attempt(bound, None))  # says what is wrong with the user's text
+    kernel, compilation = as_written(
+        accepted, config, lambda bound: attempt(bound, None)
+    )  # says what is wrong with the user's text
     if isinstance(reason, CompileError):
         _log.warning(
             "tilekit: kernel %s has no rings of stages, since with them it failed: %s", accepted.bound.source.name, reason
@@ -232,9 +235,13 @@ def _has_wgmma(kernel: CompiledKernel) -> bool:
     return "wgmma." in kernel.ptx
 
 
-def as_written(accepted: Accepted, attempt: Callable[[BoundKernel], T]) -> T:
+def as_written(accepted: Accepted, config: Config, attempt: Callable[[BoundKernel], T]) -> T:
     """A kernel without rings. Where numba does not take its text, with a variable that is unset above or a path that types
     exclude, it is written anew."""
+    by_parts = folded(accepted, config)
+    if by_parts is not None:
+        with suppress(CompileError):  # then it is as it is written that says what is wrong
+            return attempt(by_parts)
     try:
         return attempt(accepted.compilable)
     except CompileError:

@@ -11,12 +11,13 @@ from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.grids import Visits
 from tilekit.compiler.ir.build import Unsupported
-from tilekit.compiler.ir.nodes import Region
+from tilekit.compiler.ir.nodes import LOOPS, Region
 from tilekit.compiler.ir.printer import printed
 from tilekit.compiler.ir.products import PRODUCTS
 from tilekit.compiler.ir.python import to_python
 from tilekit.compiler.ir.verdict import Accepted, verdict
 from tilekit.compiler.ir.verify import MalformedIR, verify
+from tilekit.compiler.layouts.linear import Config
 from tilekit.compiler.passes.abreast import multiply_abreast
 from tilekit.compiler.passes.accumulation import accumulate_products
 from tilekit.compiler.passes.bounds import bound_loops, separate_conditions
@@ -52,7 +53,7 @@ from tilekit.compiler.target import named
 from tilekit.lang import pipelines
 from tilekit.settings import load_settings
 
-__all__ = ["PASSES", "Form", "PassError", "dump", "forms", "optimized", "simplified", "text_of"]
+__all__ = ["PASSES", "Form", "PassError", "dump", "folded", "forms", "optimized", "simplified", "text_of"]
 
 _STREAMED = (*PRODUCTS, pipelines.pipelined)
 _BROKEN = (
@@ -74,6 +75,10 @@ PASSES: tuple[Callable[[Region], object], ...] = (
 """In the order in which they run. Each rewrites a kernel in place, or finds something out; its module says when it is legal."""
 # For products by warpgroups: their results are not there at once, and their first operands may be in registers.
 _ASYNCHRONOUS = (stage_operands, rotate_products, read_as_operands, multiply_abreast)
+# What brings loops into the form in which sums go round them, of kernels that have no rings.
+_AHEAD_OF_SUMS = (
+    canonicalize, separate_conditions, hoist_invariants, count_loops, bound_loops, end_turns_together, join_first_turns,
+)  # fmt: skip
 
 
 class PassError(RuntimeError):
@@ -97,6 +102,7 @@ def _run(rewrite: Callable[[Region], R], kernel: Region) -> R:
 def optimized(
     accepted: Accepted,
     target: str,
+    config: Config | None = None,
     *,
     rotate: bool = True,
     watch: Watch | None = None,
@@ -107,6 +113,7 @@ def optimized(
     Args:
         accepted: the kernel.
         target: what it is compiled for.
+        config: for which blocks, where that is known.
         rotate: whether loops may be rotated.
         watch: called with a name and the IR once it is built (`"built"`), and behind each pass.
         counts: gets what passes return, by their names.
@@ -115,7 +122,7 @@ def optimized(
         Unsupported: the kernel has a statement that the IR has no form for.
         PassError: a pass failed.
     """
-    kernel = accepted.ir()
+    kernel = accepted.ir(config)
     if watch is not None:
         watch("built", kernel)
     for rewrite in PASSES:
@@ -200,7 +207,7 @@ class Form(NamedTuple):
     visits: Visits | None
 
 
-def forms(accepted: Accepted, target: str) -> Iterator[Form]:
+def forms(accepted: Accepted, target: str, config: Config) -> Iterator[Form]:
     """A kernel whose loops over streams, written as such or not, have rings of stages.
 
     Where loops are rotated there are two, the second with the loops as they are; none where there is no such loop.
@@ -211,7 +218,7 @@ def forms(accepted: Accepted, target: str) -> Iterator[Form]:
     try:
         for rotate in (True, False):
             counts: dict[str, Any] = {}
-            kernel = optimized(accepted, target, rotate=rotate, counts=counts)
+            kernel = optimized(accepted, target, config, rotate=rotate, counts=counts)
             rotated, visits = bool(counts.get("rotate_products")), counts["order_visits"]
             try:
                 rings = _run(make_rings, kernel)
@@ -227,6 +234,23 @@ def forms(accepted: Accepted, target: str) -> Iterator[Form]:
         yield Form(bound, 0, Unfit(f"the compiler has no form for it: {error}"), False, None)
     except Exception:
         logging.getLogger("tilekit").warning(_BROKEN, bound.source.name, exc_info=True)
+
+
+def folded(accepted: Accepted, config: Config) -> BoundKernel | None:
+    """A kernel without rings, in whose loops each thread adds up its own part of sums; None if it has no such loops."""
+    if accepted.kernel is None or not any(operation.kind in LOOPS for operation in accepted.kernel.walk()):
+        return None
+    try:
+        kernel = accepted.ir(config)
+        for rewrite in _AHEAD_OF_SUMS:
+            _run(rewrite, kernel)
+        if not _run(add_up_by_parts, kernel):
+            return None
+        eliminate_dead_code(kernel)
+        return to_python(kernel, accepted.bound)
+    except Exception:
+        logging.getLogger("tilekit").warning(_BROKEN, accepted.bound.source.name, exc_info=True)
+        return None
 
 
 def simplified(accepted: Accepted) -> BoundKernel | None:

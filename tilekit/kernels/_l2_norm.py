@@ -44,13 +44,13 @@ def _l2_norm(y: tk.Out, x: tk.In, steepest: float, dtype: tk.Const):
 
 
 @tk.kernel
-def _l2_norm_long(y: tk.Out, x: tk.In, chunks: int, steepest: float, threads: tk.Const, dtype: tk.Const):
+def _l2_norm_long(y: tk.Out, x: tk.In, chunks: int, steepest: float, dtype: tk.Const):
     at = block_row(y.tile_shape)
-    square = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)  # one for each thread, and in it
+    square = tk.zeros((*y.tile_shape[:-1], 1), dtype)
     for j in range(chunks):
-        t = tk.load(x, (*at, j), y.tile_shape).astype(dtype).reshape(threads)
-        square = square + tk.sum(t * t, (0, 2), keepdims=True)
-    r = tk.minimum(tk.rsqrt(tk.sum(square, 1)), steepest)
+        t = tk.load(x, (*at, j), y.tile_shape).astype(dtype)
+        square = square + tk.sum(t * t, -1, keepdims=True)
+    r = tk.minimum(tk.rsqrt(square), steepest)
     for j in range(chunks):
         tk.store(y, (*at, j), (tk.load(x, (*at, j), y.tile_shape).astype(dtype) * r).astype(y.dtype))
 
@@ -86,34 +86,30 @@ def _l2_norm_backward(dx: tk.Out, dy: tk.In, x: tk.In, steepest: float, dtype: t
 
 
 @tk.function
-def _sums(dy, x, at, first, last, shape, threads, dtype):
+def _sums(dy, x, at, first, last, shape, dtype):
     """Over row `at` in the tiles from `first` to `last` the sums of the squares, and of the elements times their gradients."""
-    square = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)  # one for each thread, and in it
-    along = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
+    square, along = tk.zeros((*shape[:-1], 1), dtype), tk.zeros((*shape[:-1], 1), dtype)
     for j in range(first, last):
-        t = tk.load(x, (*at, j), shape).astype(dtype).reshape(threads)
-        g = tk.load(dy, (*at, j), shape).astype(dtype).reshape(threads)
-        square = square + tk.sum(t * t, (0, 2), keepdims=True)
-        along = along + tk.sum(g * t, (0, 2), keepdims=True)
-    return tk.sum(square, 1), tk.sum(along, 1)
+        t, g = tk.load(x, (*at, j), shape).astype(dtype), tk.load(dy, (*at, j), shape).astype(dtype)
+        square = square + tk.sum(t * t, -1, keepdims=True)
+        along = along + tk.sum(g * t, -1, keepdims=True)
+    return square, along
 
 
 @tk.kernel
-def _l2_norm_backward_long(dx: tk.Out, dy: tk.In, x: tk.In, chunks: int, steepest: float, threads: tk.Const, dtype: tk.Const):
+def _l2_norm_backward_long(dx: tk.Out, dy: tk.In, x: tk.In, chunks: int, steepest: float, dtype: tk.Const):
     at = block_row(dx.tile_shape)
-    square, along = _sums(dy, x, at, 0, chunks, dx.tile_shape, threads, dtype)
+    square, along = _sums(dy, x, at, 0, chunks, dx.tile_shape, dtype)
     for j in range(chunks):
         g, t = tk.load(dy, (*at, j), dx.tile_shape).astype(dtype), tk.load(x, (*at, j), dx.tile_shape).astype(dtype)
         tk.store(dx, (*at, j), _gradient(g, t, square, along, steepest).astype(dx.dtype))
 
 
 @tk.kernel
-def _l2_norm_backward_parts(
-    squares: tk.Out, alongs: tk.Out, dy: tk.In, x: tk.In, chunks: int, share: int, shape: tk.Const, threads: tk.Const
-):
+def _l2_norm_backward_parts(squares: tk.Out, alongs: tk.Out, dy: tk.In, x: tk.In, chunks: int, share: int, shape: tk.Const):
     """Block (i, s) has the s-th part of row i: `share` tiles of it."""
     s = tk.bid(len(shape) - 1)
-    square, along = _sums(dy, x, block_row(shape), s * share, min(chunks, (s + 1) * share), shape, threads, squares.dtype)
+    square, along = _sums(dy, x, block_row(shape), s * share, min(chunks, (s + 1) * share), shape, squares.dtype)
     squares.store(square.reshape(squares.tile_shape))
     alongs.store(along.reshape(alongs.tile_shape))
 
@@ -157,11 +153,11 @@ def l2_norm(x: Operand, eps: float = 1e-12, *, out: Tensor | None = None) -> Dev
         elif parts > 1:
             n, shape, ones = rows.shape[-1], tile.shape(rows), (1,) * len(rows.shape)
             means, squares = (of_parts(new, rows.shape[:-1], parts, dtype) for _ in range(2))
-            cuts, threads = (means.partition(ones), squares.partition(ones)), tile.threads(rows, destination)
-            yield tile.launch(norm_parts(*cuts, rows, tile.chunks, share, n, shape, threads, False, index_dtype(n)))
+            cuts = means.partition(ones), squares.partition(ones)
+            yield tile.launch(norm_parts(*cuts, rows, tile.chunks, share, n, shape, False, index_dtype(n)))
             launch = _l2_norm_joined(y.partition(shape), rows, squares, steepest, power(parts))
         else:
-            launch = _l2_norm_long(target, rows, tile.chunks, steepest, tile.threads(rows, destination), dtype)
+            launch = _l2_norm_long(target, rows, tile.chunks, steepest, dtype)
         yield tile.launch(launch)
         return shaped(y, x.shape) if out is None else out
 
@@ -185,8 +181,7 @@ def l2_norm_backward(grad: Operand, x: Operand, eps: float = 1e-12, *, out: Tens
     same_shape(name, grad=grad, x=x)
     rows, grads, destination = rows_in(name, x, grad, out_or_new(name, out, x))
     tile, dtype = row_tile(rows, held=2), compute_dtype(x.dtype)
-    threads, (parts, share) = tile.threads(rows, grads, destination), tile.parts(rows)
-    steepest = _steepest(name, eps, dtype)
+    steepest, (parts, share) = _steepest(name, eps, dtype), tile.parts(rows)
 
     def steps(new):
         dx = new(destination)
@@ -195,10 +190,10 @@ def l2_norm_backward(grad: Operand, x: Operand, eps: float = 1e-12, *, out: Tens
         elif parts > 1:
             sums, shape = [of_parts(new, rows.shape[:-1], parts, dtype) for _ in range(2)], tile.shape(rows)
             cuts = (each.partition((1,) * len(shape)) for each in sums)
-            yield tile.launch(_l2_norm_backward_parts(*cuts, grads, rows, tile.chunks, share, shape, threads))
+            yield tile.launch(_l2_norm_backward_parts(*cuts, grads, rows, tile.chunks, share, shape))
             launch = _l2_norm_backward_joined(dx.partition(shape), grads, rows, *sums, steepest, power(parts))
         else:
-            launch = _l2_norm_backward_long(tile.cut(dx), grads, rows, tile.chunks, steepest, threads, dtype)
+            launch = _l2_norm_backward_long(tile.cut(dx), grads, rows, tile.chunks, steepest, dtype)
         yield tile.launch(launch)
         return shaped(dx, x.shape) if out is None else out
 

@@ -78,69 +78,64 @@ def _add_rms_norm(y: tk.Out, h: tk.Out, x: tk.In, residual: tk.In, w: tk.In, per
 
 @tk.kernel
 def _add_rms_norm_long(
-    y: tk.Out, h: tk.InOut, x: tk.In, residual: tk.In, w: tk.In, chunks: int, per_n: float, eps: float, threads: tk.Const,
-    dtype: tk.Const,
+    y: tk.Out, h: tk.InOut, x: tk.In, residual: tk.In, w: tk.In, chunks: int, per_n: float, eps: float, dtype: tk.Const,
 ):  # fmt: skip
     """A row of sums is read again by the block that has just written it."""
     at, shape = block_row(y.tile_shape), y.tile_shape
-    square = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)  # one for each thread, and in it
+    square = tk.zeros((*shape[:-1], 1), dtype)
     for j in range(chunks):
         s = (tk.load(x, (*at, j), shape).astype(dtype) + tk.load(residual, (*at, j), shape).astype(dtype)).astype(h.dtype)
         tk.store(h, (*at, j), s)
         t = s.astype(dtype)
-        square = square + tk.sum((t * t).reshape(threads), (0, 2), keepdims=True)
-    r = tk.rsqrt(tk.sum(square, 1) * per_n + eps)
+        square = square + tk.sum(t * t, -1, keepdims=True)
+    r = tk.rsqrt(square * per_n + eps)
     for j in range(chunks):
         t = tk.load(h, (*at, j), shape).astype(dtype) * r * tk.load(w, j, shape[-1]).astype(dtype)
         tk.store(y, (*at, j), t.astype(y.dtype))
 
 
 @tk.function
-def first_mean(x, at, first, shape, count, threads, dtype):
+def first_mean(x, at, first, shape, count, dtype):
     """Of the `count` elements of row `at` in the tiles from `first` on, the mean of those in the first of these.
 
     The mean of all is near it: the square of what is between them is at most so many times the variance as there are tiles.
     So the sum of the squares beyond the one follows from that beyond the other, and all is read once.
     """
-    total = tk.sum(tk.load(x, (*at, first), shape).astype(dtype).reshape(threads), (0, 2), keepdims=True)
-    size = min(count, shape[-1])
-    return _mean(tk.sum(total, 1), size, 1.0 / tk.full((1, 1), size, dtype))
+    total, size = tk.sum(tk.load(x, (*at, first), shape).astype(dtype), -1, keepdims=True), min(count, shape[-1])
+    return _mean(total, size, 1.0 / tk.full((1, 1), size, dtype))
 
 
 @tk.function
-def moments(x, at, first, last, shape, n, count, per_count, threads, centred, dtype, index):
+def moments(x, at, first, last, shape, n, count, per_count, centred, dtype, index):
     """Of the `count` elements of row `at` in the tiles from `first` to `last`: the mean, 0 if it is not asked for, and the sum of
     the squares of what is beyond that. A row has `n` elements.
     """
-    columns, mean = shape[-1], tk.zeros((1, 1), dtype)
-    total = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)  # one for each thread, and in it
-    square = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
+    columns, mean = shape[-1], tk.zeros((*shape[:-1], 1), dtype)
+    total, square = mean, mean
     if centred:
-        mean = first_mean(x, at, first, shape, count, threads, dtype)
+        mean = first_mean(x, at, first, shape, count, dtype)
     for j in range(first, last):
         t = tk.load(x, (*at, j), shape).astype(dtype)
         if centred:
             t = tk.where(tk.arange(columns, dtype=index) + j * columns < n, t - mean, 0.0)
-            total = total + tk.sum(t.reshape(threads), (0, 2), keepdims=True)
-        square = square + tk.sum((t * t).reshape(threads), (0, 2), keepdims=True)
-    square = tk.sum(square, 1)
+            total = total + tk.sum(t, -1, keepdims=True)
+        square = square + tk.sum(t * t, -1, keepdims=True)
     if centred:
-        total = tk.sum(total, 1)
         mean, square = mean + total * per_count, tk.maximum(square - total * total * per_count, 0.0)
     return mean, square
 
 
 @tk.kernel
 def norm_parts(
-    means: tk.Out, squares: tk.Out, x: tk.In, chunks: int, share: int, n: int, shape: tk.Const, threads: tk.Const,
-    centred: tk.Const, index: tk.Const,
+    means: tk.Out, squares: tk.Out, x: tk.In, chunks: int, share: int, n: int, shape: tk.Const, centred: tk.Const,
+    index: tk.Const,
 ):  # fmt: skip
     """Block (i, s) has the s-th part of row i: `share` tiles of it."""
     s, dtype = tk.bid(len(shape) - 1), squares.dtype
     last = min(chunks, (s + 1) * share)
     count = min(n, last * shape[-1]) - s * share * shape[-1]
     per_count = 1.0 / tk.full((1, 1), count, dtype)
-    mean, square = moments(x, block_row(shape), s * share, last, shape, n, count, per_count, threads, centred, dtype, index)
+    mean, square = moments(x, block_row(shape), s * share, last, shape, n, count, per_count, centred, dtype, index)
     means.store(mean.reshape(means.tile_shape))
     squares.store(square.reshape(squares.tile_shape))
 
@@ -181,10 +176,10 @@ def _norm_joined(
 @tk.kernel
 def _norm_long(
     y: tk.Out, x: tk.In, w: tk.In, b: tk.In, chunks: int, n: int, per_n: float, eps: float,
-    threads: tk.Const, centred: tk.Const, dtype: tk.Const, index: tk.Const,
+    centred: tk.Const, dtype: tk.Const, index: tk.Const,
 ):  # fmt: skip
     at, columns = block_row(y.tile_shape), y.tile_shape[-1]
-    mean, square = moments(x, at, 0, chunks, y.tile_shape, n, n, per_n, threads, centred, dtype, index)
+    mean, square = moments(x, at, 0, chunks, y.tile_shape, n, n, per_n, centred, dtype, index)
     r = tk.rsqrt(square * per_n + eps)
     for j in range(chunks):
         t = (tk.load(x, (*at, j), y.tile_shape).astype(dtype) - mean) * r * tk.load(w, j, columns).astype(dtype)
@@ -240,7 +235,7 @@ def add_rms_norm(x: Operand, residual: Operand, weight: Operand, eps: float = 1e
     (rows, others), n = rows_in("add_rms_norm", x, residual), x.shape[-1]
     _check_weight("add_rms_norm", n, "weight", weight)
     tile, dtype = row_tile(rows, held=2), compute_dtype(x.dtype)
-    like, threads = Spec(rows.shape, x.dtype), tile.threads(rows, others)
+    like = Spec(rows.shape, x.dtype)
 
     def steps(new):
         h = new(like)
@@ -254,7 +249,7 @@ def add_rms_norm(x: Operand, residual: Operand, weight: Operand, eps: float = 1e
         if tile.chunks == 1:
             yield tile.launch(_add_rms_norm(*own, _per(n), eps, dtype))
         else:
-            yield tile.launch(_add_rms_norm_long(*own, tile.chunks, _per(n), eps, threads, dtype))
+            yield tile.launch(_add_rms_norm_long(*own, tile.chunks, _per(n), eps, dtype))
         return shaped(y, x.shape), shaped(h, x.shape)
 
     return Launches(x, steps)
@@ -294,15 +289,14 @@ def _forward(name, x, weight, bias, eps, out):
             means, squares = (of_parts(new, rows.shape[:-1], parts, dtype) for _ in range(2))
             shape, ones = tile.shape(rows), (1,) * len(rows.shape)
             cuts = means.partition(ones), squares.partition(ones)
-            threads = tile.threads(rows, destination)
-            yield tile.launch(norm_parts(*cuts, rows, tile.chunks, share, n, shape, threads, centred, index))
+            yield tile.launch(norm_parts(*cuts, rows, tile.chunks, share, n, shape, centred, index))
             launch = _norm_joined(
                 y.partition(shape), rows, weight, bias if centred else weight, means, squares, share * tile.columns, n, _per(n),
                 eps, power(parts), centred, index,
             )  # fmt: skip
         elif tile.chunks > 1:
             launch = _norm_long(
-                target, rows, weight, bias if centred else weight, tile.chunks, n, _per(n), eps, tile.threads(rows, destination),
+                target, rows, weight, bias if centred else weight, tile.chunks, n, _per(n), eps,
                 centred, dtype, index,
             )  # fmt: skip
         elif bias is None:

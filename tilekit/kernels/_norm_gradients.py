@@ -105,16 +105,13 @@ def _tile(x, i, shape):
 @tk.kernel
 def _norm_backward_staying(
     dx: tk.Out, dw: tk.Out, db: tk.Out, dy: tk.In, x: tk.In, w: tk.In, extra: tk.In, tiles: int, n: int, per_n: float,
-    eps: float, apart: tk.Const, ahead: tk.Const, ragged: tk.Const, centred: tk.Const, dtype: tk.Const,
+    eps: float, ahead: tk.Const, ragged: tk.Const, centred: tk.Const, dtype: tk.Const,
 ):  # fmt: skip
-    """Blocks that stay, and take every so-manieth tile of whole rows. A thread has `apart` rows of a tile, whose elements it adds
-    up in its own sums of columns. What is `ahead` are the loads of the next tile.
-    """
+    """Blocks that stay, and take every so-manieth tile of whole rows. What is `ahead` are the loads of the next tile."""
     shape, axis = dx.tile_shape, len(dx.tile_shape) - 2
     first, step = tk.bid(axis), tk.num_blocks(axis)
-    rows, columns = shape[-2], shape[-1]
-    folded = (apart, rows // apart, columns)
-    weight, bias = tk.sum(tk.zeros(folded, dtype), 0), tk.sum(tk.zeros(folded, dtype), 0)
+    columns = shape[-1]
+    weight, bias = tk.zeros(columns, dtype), tk.zeros(columns, dtype)
     if ahead:
         next_x, next_dy = _tile(x, first, shape), _tile(dy, first, shape)
     for i in range(first, tiles, step):
@@ -128,10 +125,10 @@ def _norm_backward_staying(
             t = t - _mean(tk.sum(t, 1, keepdims=True), n, per_n)
             if ragged:
                 t = tk.where(tk.arange(columns) < n, t, 0.0)
-            bias = bias + tk.sum(g.reshape(folded), 0)
+            bias = bias + tk.sum(g, 0)
         r = tk.rsqrt(tk.sum(t * t, 1, keepdims=True) * per_n + eps)
         t = t * r
-        weight = weight + tk.sum((g * t).reshape(folded), 0)
+        weight = weight + tk.sum(g * t, 0)
         g = g * tk.load(w, 0, columns).astype(dtype)
         d = g - t * (tk.sum(g * t, 1, keepdims=True) * per_n)
         if centred:
@@ -140,31 +137,28 @@ def _norm_backward_staying(
         if extra is not None:
             d = d + _tile(extra, i, shape).astype(dtype)
         tk.store(dx, _tile_at(i, shape), d.astype(dx.dtype).reshape(shape))
-    dw.store(tk.sum(weight, 0).astype(dw.dtype).reshape(dw.tile_shape))
+    dw.store(weight.astype(dw.dtype).reshape(dw.tile_shape))
     if centred:
-        db.store(tk.sum(bias, 0).astype(db.dtype).reshape(db.tile_shape))
+        db.store(bias.astype(db.dtype).reshape(db.tile_shape))
 
 
 @tk.function
-def _sums_of_row(x, dy, w, i, first, last, shape, n, count, per_count, threads, centred, dtype, index):
+def _sums_of_row(x, dy, w, i, first, last, shape, n, count, per_count, centred, dtype, index):
     """As `moments`, and of the gradients times the weights the sums, times what is beyond the mean, and alone."""
     columns, mean = shape[1], tk.zeros((1, 1), dtype)
-    total = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
-    square, along, level = total, total, total
+    total, square, along, level = mean, mean, mean, mean
     if centred:
-        mean = first_mean(x, (i,), first, shape, count, threads, dtype)
+        mean = first_mean(x, (i,), first, shape, count, dtype)
     for j in range(first, last):  # beyond the edge the gradients are zeros
         t = tk.load(x, (i, j), shape).astype(dtype)
         g = tk.load(dy, (i, j), shape).astype(dtype) * tk.load(w, j, columns).astype(dtype)
         if centred:
             t = tk.where(tk.arange(columns, dtype=index) + j * columns < n, t - mean, 0.0)
-            total = total + tk.sum(t.reshape(threads), (0, 2), keepdims=True)
-            level = level + tk.sum(g.reshape(threads), (0, 2), keepdims=True)
-        square = square + tk.sum((t * t).reshape(threads), (0, 2), keepdims=True)
-        along = along + tk.sum((g * t).reshape(threads), (0, 2), keepdims=True)
-    square, along, level = tk.sum(square, 1), tk.sum(along, 1), tk.sum(level, 1)
+            total = total + tk.sum(t, 1, keepdims=True)
+            level = level + tk.sum(g, 1, keepdims=True)
+        square = square + tk.sum(t * t, 1, keepdims=True)
+        along = along + tk.sum(g * t, 1, keepdims=True)
     if centred:
-        total = tk.sum(total, 1)
         beyond = total * per_count
         mean, square, along = mean + beyond, tk.maximum(square - total * beyond, 0.0), along - beyond * level
     return mean, square, along, level
@@ -173,12 +167,10 @@ def _sums_of_row(x, dy, w, i, first, last, shape, n, count, per_count, threads, 
 @tk.kernel
 def _norm_backward_long(
     mean: tk.Out, rstd: tk.Out, slope: tk.Out, offset: tk.Out, dy: tk.In, x: tk.In, w: tk.In, chunks: int, n: int, per_n: float,
-    eps: float, shape: tk.Const, threads: tk.Const, centred: tk.Const, index: tk.Const,
+    eps: float, shape: tk.Const, centred: tk.Const, index: tk.Const,
 ):  # fmt: skip
     """Of each row what `_gradients_by_columns` needs of it."""
-    middle, square, along, level = _sums_of_row(
-        x, dy, w, tk.bid(0), 0, chunks, shape, n, n, per_n, threads, centred, rstd.dtype, index
-    )
+    middle, square, along, level = _sums_of_row(x, dy, w, tk.bid(0), 0, chunks, shape, n, n, per_n, centred, rstd.dtype, index)
     r = tk.rsqrt(square * per_n + eps)
     mean.store(middle.reshape(1))
     rstd.store(r.reshape(1))
@@ -189,16 +181,14 @@ def _norm_backward_long(
 @tk.kernel
 def _norm_backward_parts(
     means: tk.Out, squares: tk.Out, alongs: tk.Out, levels: tk.Out, dy: tk.In, x: tk.In, w: tk.In, chunks: int, share: int,
-    n: int, shape: tk.Const, threads: tk.Const, centred: tk.Const, index: tk.Const,
+    n: int, shape: tk.Const, centred: tk.Const, index: tk.Const,
 ):  # fmt: skip
     """As `norm_parts`, and the other sums of `_sums_of_row`."""
     i, s = tk.bid(0), tk.bid(1)
     first, last = s * share, min(chunks, (s + 1) * share)
     count = min(n, last * shape[1]) - first * shape[1]
     per_count = 1.0 / tk.full((1, 1), count, squares.dtype)
-    mean, square, along, level = _sums_of_row(
-        x, dy, w, i, first, last, shape, n, count, per_count, threads, centred, squares.dtype, index
-    )
+    mean, square, along, level = _sums_of_row(x, dy, w, i, first, last, shape, n, count, per_count, centred, squares.dtype, index)
     means.store(mean)
     squares.store(square)
     alongs.store(along)
@@ -388,16 +378,16 @@ def _backward(name, grad, x, weight, eps, centred, extra=None):
             yield tile.launch(_norm_backward(*own, grads, rows, weight, extra, *each))
             yield _weight_gradients(*cuts, grads, rows, mean, rstd, tiles, share, high, centred, dtype).num_warps(4)
             return
-        shape, threads, index = (1, tile.columns), tile.threads(rows, grads), index_dtype(n)
+        shape, index = (1, tile.columns), index_dtype(n)
         ones = [each.partition(1) for each in (mean, rstd, slope, offset)]
         if split > 1:
             sums = [of_parts(new, count, split, dtype) for _ in range(4)]
-            own, each = (each.partition((1, 1)) for each in sums), (tile.chunks, apiece, n, shape, threads, centred, index)
+            own, each = (each.partition((1, 1)) for each in sums), (tile.chunks, apiece, n, shape, centred, index)
             yield tile.launch(_norm_backward_parts(*own, grads, rows, weight, *each))
             each = apiece * tile.columns, n, _per(n), eps, power(split), centred, index
             yield _norm_backward_sums(*ones, *sums, *each).num_warps(1)
         else:
-            each = tile.chunks, n, _per(n), eps, shape, threads, centred, index
+            each = tile.chunks, n, _per(n), eps, shape, centred, index
             yield tile.launch(_norm_backward_long(*ones, grads, rows, weight, *each))
         own = dx.partition((high, wide)).prefix((parts, -(-n // wide))), *cuts
         each = tiles, share, centred, dtype
@@ -413,14 +403,12 @@ class _Staying(NamedTuple):
         tile: of whole rows.
         parts: the blocks.
         tiles: those of all of them, of each batch where rows are in batches.
-        apart: how many rows of a tile a thread has.
         ahead: whether the next tile is loaded ahead.
     """
 
     tile: RowTile
     parts: int
     tiles: int
-    apart: int
     ahead: bool
 
     def launch(self, dx, dw, db, grads, rows, weight, extra, eps, centred, dtype):
@@ -429,7 +417,7 @@ class _Staying(NamedTuple):
         grid = (*rows.shape[:-2], self.parts // math.prod(rows.shape[:-2]), 1)
         cuts = (shaped(each, (*grid[:-1], n)).partition((*(1,) * (len(grid) - 1), tile.columns)) for each in (dw, db))
         cut = dx.partition(tile.shape(rows)).prefix(grid)
-        each = self.tiles, n, _per(n), eps, self.apart, self.ahead, n != tile.columns, centred, dtype
+        each = self.tiles, n, _per(n), eps, self.ahead, n != tile.columns, centred, dtype
         return tile.launch(_norm_backward_staying(cut, *cuts, grads, rows, weight, extra, *each))
 
 
@@ -460,7 +448,7 @@ def _staying(rows, grads, dx):
             return None
         blocks = sparing
     parts = batches * -(-tiles // -(-tiles // max(1, blocks // batches)))
-    return _Staying(tile, parts, tiles, max(1, high * columns // max(columns, 32 * warps * vector)), values <= _VALUES)
+    return _Staying(tile, parts, tiles, values <= _VALUES)
 
 
 def _shares(count, n, cpu, highest):

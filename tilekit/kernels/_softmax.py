@@ -137,23 +137,21 @@ def _softmax_backward(dx: tk.Out, dy: tk.In, y: tk.In, dtype: tk.Const, mode: tk
 
 
 @tk.function
-def _along(dy, y, at, first, last, shape, threads, dtype, log):
+def _along(dy, y, at, first, last, shape, dtype, log):
     """The sum over row `at` in the tiles from `first` to `last` of the gradients, times results that are no logarithms."""
-    total = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
+    total = tk.zeros((*shape[:-1], 1), dtype)
     for j in range(first, last):
         g = tk.load(dy, (*at, j), shape).astype(dtype)
         if not log:
             g = g * tk.load(y, (*at, j), shape).astype(dtype)
-        total = total + tk.sum(g.reshape(threads), (0, 2), keepdims=True)
-    return tk.sum(total, 1)
+        total = total + tk.sum(g, -1, keepdims=True)
+    return total
 
 
 @tk.kernel
-def _softmax_backward_long(
-    dx: tk.Out, dy: tk.In, y: tk.In, chunks: int, threads: tk.Const, dtype: tk.Const, mode: tk.Const, log: tk.Const
-):
+def _softmax_backward_long(dx: tk.Out, dy: tk.In, y: tk.In, chunks: int, dtype: tk.Const, mode: tk.Const, log: tk.Const):
     at = block_row(dx.tile_shape)
-    whole = _along(dy, y, at, 0, chunks, dx.tile_shape, threads, dtype, log)
+    whole = _along(dy, y, at, 0, chunks, dx.tile_shape, dtype, log)
     for j in range(chunks):
         g, p = tk.load(dy, (*at, j), dx.tile_shape).astype(dtype), tk.load(y, (*at, j), dx.tile_shape).astype(dtype)
         if log:
@@ -163,12 +161,10 @@ def _softmax_backward_long(
 
 
 @tk.kernel
-def _softmax_backward_parts(
-    sums: tk.Out, dy: tk.In, y: tk.In, chunks: int, share: int, shape: tk.Const, threads: tk.Const, log: tk.Const
-):
+def _softmax_backward_parts(sums: tk.Out, dy: tk.In, y: tk.In, chunks: int, share: int, shape: tk.Const, log: tk.Const):
     """As `softmax_parts`."""
     s = tk.bid(len(shape) - 1)
-    whole = _along(dy, y, block_row(shape), s * share, min(chunks, (s + 1) * share), shape, threads, sums.dtype, log)
+    whole = _along(dy, y, block_row(shape), s * share, min(chunks, (s + 1) * share), shape, sums.dtype, log)
     sums.store(whole.reshape(sums.tile_shape))
 
 
@@ -259,7 +255,7 @@ def _backward(name, grad, y, out, log):
     same_shape(name, grad=grad, y=y)
     rows, grads, destination = rows_in(name, y, grad, out_or_new(name, out, y))
     tile, dtype, mode = row_tile(rows, held=2, more=_SHORT_ROWS), compute_dtype(y.dtype), exponential(y.dtype)
-    threads, (parts, share), shape = tile.threads(rows, grads, destination), tile.parts(rows), tile.shape(rows)
+    (parts, share), shape = tile.parts(rows), tile.shape(rows)
 
     def steps(new):
         dx = new(destination)
@@ -268,10 +264,10 @@ def _backward(name, grad, y, out, log):
         elif parts > 1:
             sums = of_parts(new, rows.shape[:-1], parts, dtype)
             cut = sums.partition((1,) * len(shape))
-            yield tile.launch(_softmax_backward_parts(cut, grads, rows, tile.chunks, share, shape, threads, log))
+            yield tile.launch(_softmax_backward_parts(cut, grads, rows, tile.chunks, share, shape, log))
             launch = _softmax_backward_joined(dx.partition(shape), grads, rows, sums, power(parts), mode, log)
         else:
-            launch = _softmax_backward_long(tile.cut(dx), grads, rows, tile.chunks, threads, dtype, mode, log)
+            launch = _softmax_backward_long(tile.cut(dx), grads, rows, tile.chunks, dtype, mode, log)
         yield tile.launch(launch)
         return shaped(dx, y.shape) if out is None else out
 

@@ -55,8 +55,9 @@ def _fold(name: str, x: Any, axis: Any, keepdims: bool) -> Tile:
 def sum_(x: Tile, axis: int | tuple[int, ...] | None = None, *, keepdims: bool = False) -> Tile:
     """The sum of the elements along `axis`.
 
-    In which order elements are added is not said. The operator `+` may add float32 sums to what a loop adds up in another order,
-    too: `total = total * s + tk.sum(p, 1)` may add up parts of each row, and these behind the loop. `tk.add` never does.
+    In which order elements are added is not said. The operator `+` may add sums of float32 and float64 to what a loop adds up in
+    another order, too: `total = total * s + tk.sum(p, 1)` may add up parts of each row, and these behind the loop. `tk.add` never
+    does.
 
     Args:
         x: a tile; of bools it counts those that are true. Integers of fewer than 32 bits give int32 or uint32.

@@ -14,8 +14,8 @@ __all__ = ["FAMILY"]
 
 _KERNELS = {"sum": _tilekit_columns.sums, "max": _tilekit_columns.maxima}
 _LAYOUTS = {CONTIGUOUS: 0.7, "rows with gaps": 0.3}
-# Bytes of a tile; of its rows that a block keeps results of, two vectors a thread; and of one row at least.
-_BYTES, _PARTIAL, _ROW = 8 << 10, 4 << 10, 64
+# Bytes of a tile, and of one row at least.
+_BYTES, _ROW = 8 << 10, 64
 _COLUMNS = (128, 64, 32)  # of a tile, if that is not too few for all blocks to run at the same time
 _LEAST, _MOST = 4, 512  # rows of a tile that has more columns, at least; of partial results, at most
 # Blocks of a multiprocessor: so many are enough to read at full speed; so many shall have room at the same time.
@@ -69,8 +69,7 @@ def _own(kernel: tk.Kernel, x: Any, t: Operands) -> Callable[[], tk.DeviceOp[Any
 
     def reduced(into: Any, of: Any, share: int, tile: tuple[int, int]) -> Any:
         (rows, columns), tiles = tile, _parts_of(of.shape[0], tile[0])
-        held = max(1, min(rows, _PARTIAL // (columns * of.itemsize)))
-        return kernel(into, of, tiles, share, rows, held).tile((1, columns)).occupancy(_ROOM).out()
+        return kernel(into, of, tiles, share, rows).tile((1, columns)).occupancy(_ROOM).out()
 
     def op() -> tk.DeviceOp[Any]:
         if parts == 1:

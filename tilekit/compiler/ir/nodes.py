@@ -35,6 +35,7 @@ from typing import Any
 
 from tilekit.compiler.frontend.source import KernelSource
 from tilekit.compiler.ir.types import Type
+from tilekit.compiler.layouts.linear import Config
 from tilekit.errors import CompileError
 
 __all__ = [
@@ -244,6 +245,7 @@ class Region:
         exit: `yield`, `continue`, `break` or `return`, see above; `operands`: with what.
         location: of the statement that it ends with, if there is one.
         rewritten: of a kernel, whether forms of the language stand in it otherwise than in the text: numba knows no other ones.
+        config: of a kernel that is compiled for blocks of so many warps, what its tiles share.
     """
 
     parameters: list[Value] = field(default_factory=list)
@@ -252,6 +254,7 @@ class Region:
     operands: list[Operand] = field(default_factory=list)
     location: Location | None = None
     rewritten: bool = False
+    config: Config | None = None
 
     def walk(self) -> Iterator[Operation]:
         """All operations, those of inner regions behind the one that has them."""
@@ -286,7 +289,7 @@ class Region:
     def copy(self) -> Region:
         """The same, of values and operations of its own."""
         known: dict[Value, Operand] = {}
-        return replace(_copied(self, known), rewritten=self.rewritten)
+        return replace(_copied(self, known), rewritten=self.rewritten, config=self.config)
 
     def replace(self, new: Mapping[Value, Operand]) -> None:
         """Read other operands in the place of values, here and in inner regions."""

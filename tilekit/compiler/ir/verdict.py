@@ -15,7 +15,7 @@ from tilekit.compiler.ir.inference import samples_of
 from tilekit.compiler.ir.nodes import Operation, Region
 from tilekit.compiler.ir.products import is_product
 from tilekit.compiler.ir.python import to_python
-from tilekit.compiler.layouts.linear import elements
+from tilekit.compiler.layouts.linear import Config, elements
 from tilekit.errors import CompileError
 from tilekit.lang.debug import static_line
 from tilekit.lang.registry import OPS
@@ -46,15 +46,20 @@ class Accepted:
         if self.lines:
             sys.stdout.write("".join(f"{line}\n" for line in self.lines))
 
-    def ir(self) -> Region:
+    def ir(self, config: Config | None = None) -> Region:
         """A copy of the IR, for passes to rewrite.
+
+        Args:
+            config: for which blocks, where that is known.
 
         Raises:
             Unsupported: there is none.
         """
         if self.kernel is None:
             raise Unsupported(self.reason)
-        return self.kernel.copy()
+        kernel = self.kernel.copy()
+        kernel.config = config
+        return kernel
 
     @property
     def accesses(self) -> tuple[Access, ...]:

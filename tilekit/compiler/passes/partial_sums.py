@@ -1,52 +1,124 @@
-"""Sums round loops by parts: each thread adds up what it holds of a row of a product, and the parts are added behind the loops.
+"""Sums and maxima round loops by parts: each thread adds up what it holds, and the parts are added behind the loops.
 
-`total = total * s + tk.sum(x, 1)` would add up elements of several threads in each turn. The parts of a row are those of its
-columns `8 * n + 2 * p` and `8 * n + 2 * p + 1`, for `p` from 0 to 3: what a thread holds of a result of tensor cores.
+`total = total * s + tk.sum(x, 1)` would add up elements of several threads in each turn, by way of shuffles, and of shared memory
+where they are in several warps. A thread's own part needs neither:
 
-Legal by the text of `tk.sum` for float32: what is added up round a loop may be added up in another order. The sum begins with
-a number, of which each part has its share; `s` has one number for each row, and `x` is made of a product, element by element.
-From one such step to the next, in the same region, round a loop, in one loop behind the other, nothing else reads the sum; what
-reads it first gets the parts added.
+    total = tk.zeros((1, 1), tk.float32)              parts = tk.zeros((1, 1, 128, 1), tk.float32)
+    for j in range(n):                                for j in range(n):
+        total = total + tk.sum(x, 1, keepdims=True)       own = x.reshape((1, 2, 128, 4))
+                                                          parts = parts + tk.sum(own, (1, 3), keepdims=True)
+                                                      total = tk.sum(parts, 2).reshape((1, 1))
+
+How a tile is cut follows from where its elements lie. Of a product's result, the parts of a row are those of its columns
+`8 * n + 2 * p` and `8 * n + 2 * p + 1`, for `p` from 0 to 3: what a thread holds of a result of tensor cores. In kernels without
+products, of tiles that are loaded, and of what is made of them element by element, `ir.placement` knows it.
+
+Legal for maxima, minima and sums of integers, and by the text of `tk.sum` for sums of float32 and float64: what is added up round
+a loop may be added up in another order. `s` has one number for each result; where there is one, the sum begins with a number, of
+which each part has its share. From one such step to the next, in the same region, round a loop, in one loop behind the other,
+nothing else reads the sum; what reads it first gets the parts added.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from tilekit import dtypes
-from tilekit.compiler.ir.constants import number_in
+from tilekit.compiler.ir.constants import constant_of, dtype_constant, number_in
 from tilekit.compiler.ir.insertion import Insertion
-from tilekit.compiler.ir.nodes import Constant, Group, Operation, Region, Value, definitions, values_of
-from tilekit.compiler.ir.products import of_products
+from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Region, Value, definitions, values_of
+from tilekit.compiler.ir.placement import layouts_of
+from tilekit.compiler.ir.products import is_product, of_products
 from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.ir.types import TileType, sampling
-from tilekit.lang import calculation, create, reduction
+from tilekit.compiler.layouts.linear import Layout
+from tilekit.lang import calculation, create, elementwise, reduction
+from tilekit.lang.shape import axes_of
 
 __all__ = ["add_up_by_parts"]
 
 _PARTS, _NEIGHBOURS = 4, 2  # threads that share a row of a product's result, and how many columns beside each other one holds
 _LOOPS = ("for", "stream")
 _SAID = "each thread adds up its own part of a row; the parts are added behind the loop"
+_CHOSEN = {elementwise.maximum: reduction.max_, elementwise.minimum: reduction.min_}
 
 
-def add_up_by_parts(kernel: Region) -> None:
-    """Let parts of sums be added up round loops over streams, in the place of sums."""
+def add_up_by_parts(kernel: Region) -> int:
+    """Let parts of sums be added up round loops, in the place of sums; how many there are."""
     with sampling():
-        for number, steps in list(_Sums(kernel).all()):
-            _divide(number, steps)
+        found = list(_Sums(kernel).all())
+        for start, steps in found:
+            _divide(start, steps)
             for step in steps:
                 if isinstance(step, _Addition):
                     remark(step.last.location, "partial sums", _SAID)
+    return len(found)
+
+
+class _Cut(NamedTuple):
+    """How a tile is cut into parts of threads.
+
+    Attributes:
+        shape: of the tile, with more dimensions.
+        own: those of them that are summed and that one thread has whole.
+        across: those that are summed and that threads share.
+    """
+
+    shape: tuple[int, ...]
+    own: tuple[int, ...]
+    across: tuple[int, ...]
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """The shape of the parts."""
+        return tuple(1 if axis in self.own else extent for axis, extent in enumerate(self.shape))
+
+    @property
+    def results(self) -> tuple[int, ...]:
+        """The shape of the parts' sums."""
+        return tuple(1 if axis in self.across else extent for axis, extent in enumerate(self.parts))
+
+
+class _Way(NamedTuple):
+    """How elements become one: by `+` and `tk.sum`, or by `tk.maximum` and `tk.max`.
+
+    Attributes:
+        fold: of a tile.
+        both: of two tiles; None for `+`.
+        options: of both of these.
+    """
+
+    fold: Callable[..., Any]
+    both: Callable[..., Any] | None
+    options: tuple[tuple[str, Operand], ...]
+
+    def start(self, dtype: dtypes.DType) -> float:
+        """What changes nothing."""
+        if self.both is None:
+            return 0
+        if dtypes.is_float(dtype):
+            return -math.inf if self.fold is reduction.max_ else math.inf
+        limits = np.iinfo(dtype)
+        return int(limits.min if self.fold is reduction.max_ else limits.max)
+
+    def joined(self, new: Insertion, first: Value, second: Value) -> Value:
+        """An operation that joins two tiles."""
+        if self.both is None:
+            return new.emit("binary", [first, second], "+")
+        return new.call(self.both, first, second, **dict(self.options))
 
 
 class _Addition(NamedTuple):
-    """`result = before * factor + tk.sum(tile, 1)`.
+    """`result = before * factor + tk.sum(tile, axes)`, or `tk.maximum(before, tk.max(tile, axes))`.
 
     Attributes:
         before, result: the sum.
-        tile: what is added up along the rows.
+        tile: what is added up.
+        cut, way: how.
         factor: by what the sum so far is multiplied first, if by anything.
         old: the operations that do it, the last first.
         region: where they are.
@@ -55,6 +127,8 @@ class _Addition(NamedTuple):
     before: Value
     result: Value
     tile: Value
+    cut: _Cut
+    way: _Way
     factor: Value | None
     old: list[Operation]
     region: Region
@@ -99,9 +173,23 @@ class _Round(NamedTuple):
 _Step = _Addition | _Round
 
 
+class _Start(NamedTuple):
+    """What parts begin with.
+
+    Attributes:
+        number: each of them.
+        rest: what is added to their sum, if anything.
+    """
+
+    number: float
+    rest: Value | None
+
+
 class _Sums:
     def __init__(self, kernel: Region) -> None:
         self._kernel, self._defined, self._products = kernel, definitions(kernel), of_products(kernel)
+        multiplies = any(map(is_product, kernel.walk()))
+        self._layouts: Mapping[Value, Layout] = {} if multiplies or kernel.config is None else layouts_of(kernel, kernel.config)
         self._readers: dict[Value, list[Operation | Region]] = {}
         for region in kernel.regions():
             for operation in region.operations:
@@ -110,17 +198,36 @@ class _Sums:
             for value in (value for operand in region.operands for value in values_of(operand)):
                 self._readers.setdefault(value, []).append(region)
 
-    def all(self) -> Iterator[tuple[float, list[_Step]]]:
-        """What each sum begins with that goes round a loop over streams, and its steps; those of a loop's turn ahead of it."""
+    def all(self) -> Iterator[tuple[_Start, list[_Step]]]:
+        """What each sum begins with that goes round a loop, and its steps; those of a loop's turn ahead of it."""
+        met: set[Value] = set()
         for region in self._kernel.regions():
             for operation in region.operations:
                 begins = operation.initial if operation.kind in _LOOPS else operation.operands
                 for at, first in enumerate(begins):
-                    number = number_in(first, self._defined)
-                    if isinstance(first, Value) and number is not None and math.isfinite(number):
-                        steps = self._from(first, operation, region, at)
-                        if any(isinstance(step, _Round) and step.loop.kind == "stream" for step in steps):
-                            yield number, steps
+                    if not isinstance(first, Value) or not isinstance(first.type, TileType):
+                        continue
+                    steps = self._from(first, operation, region, at)
+                    start = None if met.intersection(step.result for step in steps) else self._start(first, steps)
+                    if start is not None:
+                        met.update(step.result for step in steps)
+                        yield start, steps
+
+    def _start(self, first: Value, steps: list[_Step]) -> _Start | None:
+        """What the parts of a sum begin with; None if it has none."""
+        additions = [step for step in steps if isinstance(step, _Addition)]
+        rounds = [step.loop.kind for step in steps if isinstance(step, _Round)]
+        if not rounds or (self._products and "stream" not in rounds):
+            return None
+        if len({step.cut.parts for step in additions}) != 1 or len({step.way for step in additions}) != 1:
+            return None
+        number, (cut, way) = number_in(first, self._defined), (additions[0].cut, additions[0].way)
+        assert isinstance(first.type, TileType), "a tile"
+        if number is not None and not (number and way.both is None):
+            return _Start(number, None)
+        if number is not None and math.isfinite(number) and dtypes.is_float(first.type.dtype):
+            return _Start(number / math.prod(cut.shape[axis] for axis in cut.across), None)
+        return None if any(step.factor for step in additions) else _Start(way.start(first.type.dtype), first)
 
     def _from(self, before: Value, reader: Operation | Region | None, region: Region, at: int | None = None) -> list[_Step]:
         """The steps that follow each other in a region, from who reads the sum on: as number `at` of what a loop carries."""
@@ -159,45 +266,88 @@ class _Sums:
                 return []
             factor = by
             so_far, scaled, reader = reader.results[0], [reader], added
-        if (reader.kind, reader.what) != ("binary", "+") or reader not in region.operations:
-            return []
         other = next((x for x in reader.operands if x is not so_far), None)
-        summed = self._defined.get(other) if isinstance(other, Value) and self._only_reader(other) is reader else None
-        tile = None if summed is None or summed not in region.operations else self._summed(summed, before)
-        if summed is None or tile is None:
+        folded = self._defined.get(other) if isinstance(other, Value) and self._only_reader(other) is reader else None
+        if folded is None or folded not in region.operations or reader not in region.operations:
             return []
-        return [_Addition(before, reader.results[0], tile, factor, [reader, summed, *scaled], region)]
+        way = _way(reader, folded)
+        if way is None or (factor is not None and way.both is not None):
+            return []
+        tile, cut = self._folded(folded, before)
+        if tile is None or cut is None:
+            return []
+        return [_Addition(before, reader.results[0], tile, cut, way, factor, [reader, folded, *scaled], region)]
 
-    def _summed(self, operation: Operation, total: Value) -> Value | None:
-        """The matrix whose rows an operation adds up."""
-        known = operation.keywords.keys() <= {"keepdims", "axis"}
-        if operation.kind != "call" or operation.what.value is not reduction.sum_ or not known:
-            return None
-        axis = [*operation.operands[1:], *(operation.keywords[name] for name in ("axis",) if name in operation.keywords)]
-        tile = operation.operands[0]
-        if axis not in ([Constant(1)], [Constant(-1)]) or not isinstance(tile, Value) or not isinstance(tile.type, TileType):
-            return None
-        shape = tile.type.shape
-        rows = operation.results[0].type == total.type and tile.type.dtype == dtypes.float32 and len(shape) == 2
-        return tile if rows and shape[1] % (_PARTS * _NEIGHBOURS) == 0 and tile in self._products else None
+    def _folded(self, operation: Operation, total: Value) -> tuple[Value | None, _Cut | None]:
+        """The tile that an operation folds, and how it is cut."""
+        tile, axis = operation.operands[0], [*operation.operands[1:2], *_only(operation.keywords, "axis"), Constant(None)][0]
+        known = constant_of(axis)
+        same = operation.results[0].type == total.type
+        if not same or known is None or not isinstance(tile, Value) or not isinstance(tile.type, TileType):
+            return None, None
+        axes, shape = axes_of(known.value, len(tile.type.shape), "sum"), tile.type.shape
+        if tile in self._products:
+            divisible = len(shape) == 2 and axes == (1,) and shape[1] % (_PARTS * _NEIGHBOURS) == 0
+            cut = _Cut((shape[0], shape[1] // (_PARTS * _NEIGHBOURS), _PARTS, _NEIGHBOURS), (1, 3), (2,))
+            return tile, cut if divisible and tile.type.dtype == dtypes.float32 else None
+        return tile, _cut(self._layouts[tile], axes) if tile in self._layouts else None
 
 
-def _divide(number: float, steps: list[_Step]) -> None:
-    """Put parts in the place of a sum that begins with a number; what reads it behind the last step gets them added up."""
+def _only(keywords: Mapping[str, Operand], name: str) -> list[Operand]:
+    return [keywords[name]] if name in keywords else []
+
+
+def _way(both: Operation, folded: Operation) -> _Way | None:
+    """How an operation adds to a sum what another has folded, if it does."""
+    function = folded.what.value if folded.kind == "call" and isinstance(folded.what, Constant) else None
+    result = both.results[0].type if both.results else None
+    if function is reduction.sum_ and (both.kind, both.what) == ("binary", "+") and isinstance(result, TileType):
+        reordered = not dtypes.is_float(result.dtype) or result.dtype.itemsize >= 4
+        return _Way(reduction.sum_, None, ()) if reordered else None
+    merging = both.what.value if both.kind == "call" and isinstance(both.what, Constant) else None
+    chosen = next((pair for pair in _CHOSEN.items() if pair[0] is merging and pair[1] is function), None)
+    options = {name: option for name, option in folded.keywords.items() if name not in ("axis", "keepdims")}
+    if chosen is None or options != both.keywords:
+        return None
+    return _Way(chosen[1], chosen[0], tuple(options.items()))
+
+
+def _cut(layout: Layout, axes: tuple[int, ...]) -> _Cut | None:
+    """How a tile of such a layout is cut that is folded along some axes; None if each thread has them whole."""
+    shape, own, across = list[int](), list[int](), list[int]()
+    for axis, extent in enumerate(layout.shape):
+        if axis not in axes or extent == 1:
+            shape.append(extent)
+            continue
+        pieces = list[tuple[bool, int]]()  # whether in registers, and the extent; the highest first
+        for place in reversed(layout.axis(axis)):
+            held = place.kind == "reg"
+            if pieces and pieces[-1][0] == held:
+                pieces[-1] = held, 2 * pieces[-1][1]
+            else:
+                pieces.append((held, 2))
+        for held, piece in pieces:
+            (own if held else across).append(len(shape))
+            shape.append(piece)
+    return _Cut(tuple(shape), tuple(own), tuple(across)) if across else None
+
+
+def _divide(start: _Start, steps: list[_Step]) -> None:
+    """Put parts in the place of a sum; what reads it behind the last step gets them added up."""
     final = steps[-1]
     begins = next(step for step in steps if step.region is final.region)
-    tile = next(step.tile.type for step in steps if isinstance(step, _Addition))
-    assert isinstance(tile, TileType) and isinstance(final.result.type, TileType), "tiles"
-    kind = TileType(tile.dtype, (tile.shape[0], 1, _PARTS, 1))
+    addition = next(step for step in steps if isinstance(step, _Addition))
+    cut, way, result = addition.cut, addition.way, final.result
+    assert isinstance(result.type, TileType), "a tile"
+    kind = TileType(result.type.dtype, cut.parts)
     parts = {step.loop.carried[step.at]: Value(step.result.name, kind) for step in steps if isinstance(step, _Round)}
 
-    start = Insertion(begins.first.location)
+    before = Insertion(begins.first.location)
     first = begins.loop.initial[begins.at] if isinstance(begins, _Round) else begins.before
     assert isinstance(first, Value), "a tile"
-    shape, dtype = Group(tuple(map(Constant, kind.shape))), Constant(kind.dtype, "float32")
-    share = [Constant(number / _PARTS)] if number else []
-    parts[first] = start.call(create.full if number else create.zeros, shape, *share, dtype)
-    _insert(begins.region, begins.region.operations.index(begins.first), start)
+    share = [Constant(start.number)] if start.number else []
+    parts[first] = before.call(create.full if share else create.zeros, _extents(cut.parts), *share, dtype_constant(kind.dtype))
+    _insert(begins.region, begins.region.operations.index(begins.first), before)
     for step in steps:
         if isinstance(step, _Addition):
             parts[step.result] = _add(step, parts[step.before])
@@ -205,11 +355,21 @@ def _divide(number: float, steps: list[_Step]) -> None:
             _carry(step, parts)
 
     behind = Insertion(final.last.location)
-    sums = behind.call(reduction.sum_, parts[final.result], Constant(2))
-    behind.emit("method", [sums, Group(tuple(map(Constant, final.result.type.shape)))], "reshape")
-    behind.operations[-1].results = [final.result]
-    made = next(at for at, each in enumerate(final.region.operations) if parts[final.result] in each.results)
+    folded = behind.call(way.fold, parts[result], _axes(cut.across), **dict(way.options))
+    whole = behind.emit("method", [folded, _extents(result.type.shape)], "reshape")
+    if start.rest is not None:
+        whole = way.joined(behind, start.rest, whole)
+    behind.operations[-1].results = [result]
+    made = next(at for at, each in enumerate(final.region.operations) if parts[result] in each.results)
     _insert(final.region, made + 1, behind)
+
+
+def _extents(shape: tuple[int, ...]) -> Group:
+    return Group(tuple(map(Constant, shape)))
+
+
+def _axes(axes: tuple[int, ...]) -> Operand:
+    return Constant(axes[0]) if len(axes) == 1 else Group(tuple(map(Constant, axes)))
 
 
 def _insert(region: Region, at: int, new: Insertion) -> None:
@@ -218,16 +378,14 @@ def _insert(region: Region, at: int, new: Insertion) -> None:
 
 def _add(step: _Addition, before: Value) -> Value:
     """Add to parts what a step adds to the sum: the parts behind it."""
-    assert isinstance(step.tile.type, TileType), "a tile"
-    rows, columns = step.tile.type.shape
-    new = Insertion(step.last.location)
-    shape = Group(tuple(map(Constant, (rows, columns // (_PARTS * _NEIGHBOURS), _PARTS, _NEIGHBOURS))))
-    cut = new.emit("method", [step.tile, shape], "reshape")
-    own = new.call(reduction.sum_, cut, Group((Constant(1), Constant(3))), keepdims=Constant(True))
+    new, cut, way = Insertion(step.last.location), step.cut, step.way
+    own = new.emit("method", [step.tile, _extents(cut.shape)], "reshape")
+    if cut.own:
+        own = new.call(way.fold, own, _axes(cut.own), keepdims=Constant(True), **dict(way.options))
     if step.factor is None:
-        after = new.emit("binary", [before, own], "+")
+        after = way.joined(new, before, own)
     else:
-        each = new.emit("method", [step.factor, Group(tuple(map(Constant, (rows, 1, 1, 1))))], "reshape")
+        each = new.emit("method", [step.factor, _extents(cut.results)], "reshape")
         after = new.call(calculation.fma, before, each, own)
     _insert(step.region, step.region.operations.index(step.last), new)
     step.region.operations = [operation for operation in step.region.operations if operation not in step.old]
