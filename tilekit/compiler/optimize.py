@@ -34,6 +34,7 @@ from tilekit.compiler.passes.masks import mask_tiles
 from tilekit.compiler.passes.maxima import carry_scaled_maxima
 from tilekit.compiler.passes.multiples import find_multiples
 from tilekit.compiler.passes.order import calculate_rows_first
+from tilekit.compiler.passes.own_maxima import take_own_maxima
 from tilekit.compiler.passes.partial_sums import add_up_by_parts
 from tilekit.compiler.passes.prefetched import load_in_turns
 from tilekit.compiler.passes.rings import Unfit, make_rings
@@ -244,7 +245,7 @@ def folded(accepted: Accepted, config: Config) -> BoundKernel | None:
         kernel = accepted.ir(config)
         for rewrite in _AHEAD_OF_SUMS:
             _run(rewrite, kernel)
-        if not _run(add_up_by_parts, kernel):
+        if not _run(take_own_maxima, kernel) + _run(add_up_by_parts, kernel):
             return None
         eliminate_dead_code(kernel)
         return to_python(kernel, accepted.bound)

@@ -105,11 +105,11 @@ def _cross_entropy_of_two(
 
 @tk.kernel
 def _cross_entropy_long(
-    loss: tk.Out, lse: tk.Out, x: tk.In, target: tk.In, ignored: int, chunks: int, columns: tk.Const, threads: tk.Const,
+    loss: tk.Out, lse: tk.Out, x: tk.In, target: tk.In, ignored: int, chunks: int, columns: tk.Const,
     lowest: tk.Const, dtype: tk.Const, mode: tk.Const, index: tk.Const,
 ):  # fmt: skip
     i, wanted = tk.bid(0), tk.load_tile_like(target, loss)
-    peak, total = weighed(x, (i,), 0, chunks, (1, columns), threads, dtype, lowest, mode)
+    peak, total = weighed(x, (i,), 0, chunks, (1, columns), dtype, lowest, mode)
     norm = (peak + tk.log(total)).reshape(1)
     lse.store(norm)
     loss.store(tk.where(wanted == ignored, 0.0, norm - _picked(x, wanted, i, index).astype(dtype)))
@@ -249,11 +249,11 @@ def cross_entropy(
         elif parts > 1:
             peaks, sums = (of_parts(new, count, parts, dtype) for _ in range(2))
             shape, ones = (1, tile.columns), (peaks.partition((1, 1)), sums.partition((1, 1)))
-            yield tile.launch(softmax_parts(*ones, rows, tile.chunks, share, shape, tile.threads(rows), lowest, mode))
+            yield tile.launch(softmax_parts(*ones, rows, tile.chunks, share, shape, lowest, mode))
             launch = _cross_entropy_joined(*cuts, rows, classes, peaks, sums, ignore_index, power(parts), index)
         else:
             launch = _cross_entropy_long(
-                *cuts, rows, classes, ignore_index, tile.chunks, tile.columns, tile.threads(rows), lowest, dtype, mode, index
+                *cuts, rows, classes, ignore_index, tile.chunks, tile.columns, lowest, dtype, mode, index
             )
         yield tile.launch(launch)
         lse = shaped(lse, target.shape)

@@ -73,26 +73,22 @@ def block_row(shape):
 
 
 @tk.function
-def weighed(x, at, first, last, shape, threads, dtype, lowest, mode):
+def weighed(x, at, first, last, shape, dtype, lowest, mode):
     """The maximum of row `at` in the tiles from `first` to `last`, and the sum of the exponentials below it."""
-    # One maximum and one sum for each thread, and in it. Not from -inf, which minus itself is no number.
-    top = tk.max(tk.full(threads, lowest, dtype), (0, 2), keepdims=True)
-    total = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
+    # Not from -inf, which minus itself is no number.
+    top, total = tk.full((*shape[:-1], 1), lowest, dtype), tk.zeros((*shape[:-1], 1), dtype)
     for j in range(first, last):
-        t = tk.load(x, (*at, j), shape, padding_mode="-inf").reshape(threads).astype(dtype)
-        higher = tk.maximum(top, tk.max(t, (0, 2), keepdims=True))
-        total = total * tk.exp(top - higher) + tk.sum(tk.exp(t - higher, rounding_mode=mode), (0, 2), keepdims=True)
+        t = tk.load(x, (*at, j), shape, padding_mode="-inf").astype(dtype)
+        higher = tk.maximum(top, tk.max(t, -1, keepdims=True))
+        total = total * tk.exp(top - higher) + tk.sum(tk.exp(t - higher, rounding_mode=mode), -1, keepdims=True)
         top = higher
-    peak = tk.max(top, 1)
-    return peak, tk.sum(total * tk.exp(top - peak), 1)
+    return top, total
 
 
 @tk.kernel
-def _softmax_long(
-    y: tk.Out, x: tk.In, chunks: int, threads: tk.Const, dtype: tk.Const, lowest: tk.Const, mode: tk.Const, log: tk.Const
-):
+def _softmax_long(y: tk.Out, x: tk.In, chunks: int, dtype: tk.Const, lowest: tk.Const, mode: tk.Const, log: tk.Const):
     at = block_row(y.tile_shape)
-    peak, whole = weighed(x, at, 0, chunks, y.tile_shape, threads, dtype, lowest, mode)
+    peak, whole = weighed(x, at, 0, chunks, y.tile_shape, dtype, lowest, mode)
     for j in range(chunks):
         t = tk.load(x, (*at, j), y.tile_shape, padding_mode="-inf").astype(dtype) - peak
         if log:
@@ -103,13 +99,12 @@ def _softmax_long(
 
 @tk.kernel
 def softmax_parts(
-    peaks: tk.Out, sums: tk.Out, x: tk.In, chunks: int, share: int, shape: tk.Const, threads: tk.Const, lowest: tk.Const,
-    mode: tk.Const,
+    peaks: tk.Out, sums: tk.Out, x: tk.In, chunks: int, share: int, shape: tk.Const, lowest: tk.Const, mode: tk.Const,
 ):  # fmt: skip
     """Block (i, s) has the s-th part of row i: `share` tiles of it."""
     s = tk.bid(len(shape) - 1)
     last = min(chunks, (s + 1) * share)
-    peak, whole = weighed(x, block_row(shape), s * share, last, shape, threads, sums.dtype, lowest, mode)
+    peak, whole = weighed(x, block_row(shape), s * share, last, shape, sums.dtype, lowest, mode)
     peaks.store(peak.reshape(peaks.tile_shape))
     sums.store(whole.reshape(sums.tile_shape))
 
@@ -239,12 +234,11 @@ def _forward(name, x, out, log):
             launch = _softmax(tile.cut(y), rows, dtype, mode, log)
         elif parts > 1:
             peaks, sums = (of_parts(new, rows.shape[:-1], parts, dtype) for _ in range(2))
-            threads, ones = tile.threads(rows, destination), (1,) * len(shape)
-            cuts = peaks.partition(ones), sums.partition(ones)
-            yield tile.launch(softmax_parts(*cuts, rows, tile.chunks, share, shape, threads, lowest, mode))
+            cuts = (each.partition((1,) * len(shape)) for each in (peaks, sums))
+            yield tile.launch(softmax_parts(*cuts, rows, tile.chunks, share, shape, lowest, mode))
             launch = _softmax_joined(y.partition(shape), rows, peaks, sums, power(parts), mode, log)
         else:
-            launch = _softmax_long(tile.cut(y), rows, tile.chunks, tile.threads(rows, destination), dtype, lowest, mode, log)
+            launch = _softmax_long(tile.cut(y), rows, tile.chunks, dtype, lowest, mode, log)
         yield tile.launch(launch)
         return shaped(y, x.shape) if out is None else out
 

@@ -31,6 +31,11 @@ def exp(x: Tile, *, rounding_mode: RoundingMode | str | None = None) -> Tile:
     off, and subnormal ones are zeros; the same of `c * (s - m)`, for a positive constant. So may `tk.exp(old - m)`, where `m` is
     `tk.maximum(old, ...)`: as far off. With a `rounding_mode`, `FULL` too, it is as it is written.
 
+    Round a loop, `total = total * tk.exp(old - m) + tk.sum(tk.exp(s - m), 1)`, where `m = tk.maximum(old, tk.max(s, 1))` is `old`
+    in the next turn, may be taken by parts of each row, each below a maximum of its own, which are joined behind the loop: a row
+    that begins with -inf, of which nothing is below a maximum of -inf, then has the sum of what comes later. With `tk.add` in
+    the place of `+` it is as it is written.
+
     Args:
         x: a floating-point tile.
         rounding_mode: `tk.RoundingMode.FULL` (the default), or `APPROX` for float32.

@@ -380,9 +380,9 @@ def test_a_mask_may_hold_from_some_turn_on(make, loops):
     assert text.count("where(") == loops - 1
 
 
-@pytest.mark.parametrize(("make", "added_up", "whole"), [(loops_in_a_row, 1, 0), (two_sums, 2, 1), (from_numbers, 2, 0)])
+@pytest.mark.parametrize(("make", "added_up", "whole"), [(loops_in_a_row, 1, 0), (two_sums, 3, 0), (from_numbers, 2, 0)])
 def test_sums_go_on_by_parts(make, added_up, whole):
-    """Parts are added up where something else reads the sum; from there on it is one of its own."""
+    """Parts are added up where something else reads the sum; from there on there are others, which are added to it."""
     text, done = text_of(make)
     assert "partial sums" in done
     assert len(re.findall(r"= sum\(\S+, 2\)", text)) == added_up

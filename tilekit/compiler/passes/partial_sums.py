@@ -28,16 +28,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tilekit import dtypes
-from tilekit.compiler.ir.constants import constant_of, dtype_constant, number_in
+from tilekit.compiler.ir.constants import dtype_constant, number_in
 from tilekit.compiler.ir.insertion import Insertion
-from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Region, Value, definitions, values_of
+from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions, values_of
 from tilekit.compiler.ir.placement import layouts_of
 from tilekit.compiler.ir.products import is_product, of_products
 from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.ir.types import TileType, sampling
 from tilekit.compiler.layouts.linear import Layout
+from tilekit.compiler.passes.thread_parts import Cut, cut_of, folded, operand_of_axes, operand_of_shape
 from tilekit.lang import calculation, create, elementwise, reduction
-from tilekit.lang.shape import axes_of
 
 __all__ = ["add_up_by_parts"]
 
@@ -57,30 +57,6 @@ def add_up_by_parts(kernel: Region) -> int:
                 if isinstance(step, _Addition):
                     remark(step.last.location, "partial sums", _SAID)
     return len(found)
-
-
-class _Cut(NamedTuple):
-    """How a tile is cut into parts of threads.
-
-    Attributes:
-        shape: of the tile, with more dimensions.
-        own: those of them that are summed and that one thread has whole.
-        across: those that are summed and that threads share.
-    """
-
-    shape: tuple[int, ...]
-    own: tuple[int, ...]
-    across: tuple[int, ...]
-
-    @property
-    def parts(self) -> tuple[int, ...]:
-        """The shape of the parts."""
-        return tuple(1 if axis in self.own else extent for axis, extent in enumerate(self.shape))
-
-    @property
-    def results(self) -> tuple[int, ...]:
-        """The shape of the parts' sums."""
-        return tuple(1 if axis in self.across else extent for axis, extent in enumerate(self.parts))
 
 
 class _Way(NamedTuple):
@@ -127,7 +103,7 @@ class _Addition(NamedTuple):
     before: Value
     result: Value
     tile: Value
-    cut: _Cut
+    cut: Cut
     way: _Way
     factor: Value | None
     old: list[Operation]
@@ -267,69 +243,45 @@ class _Sums:
             factor = by
             so_far, scaled, reader = reader.results[0], [reader], added
         other = next((x for x in reader.operands if x is not so_far), None)
-        folded = self._defined.get(other) if isinstance(other, Value) and self._only_reader(other) is reader else None
-        if folded is None or folded not in region.operations or reader not in region.operations:
+        fold = self._defined.get(other) if isinstance(other, Value) and self._only_reader(other) is reader else None
+        if fold is None or fold not in region.operations or reader not in region.operations:
             return []
-        way = _way(reader, folded)
+        way = _way(reader, fold)
         if way is None or (factor is not None and way.both is not None):
             return []
-        tile, cut = self._folded(folded, before)
+        tile, cut = self._folded(fold, before)
         if tile is None or cut is None:
             return []
-        return [_Addition(before, reader.results[0], tile, cut, way, factor, [reader, folded, *scaled], region)]
+        return [_Addition(before, reader.results[0], tile, cut, way, factor, [reader, fold, *scaled], region)]
 
-    def _folded(self, operation: Operation, total: Value) -> tuple[Value | None, _Cut | None]:
+    def _folded(self, operation: Operation, total: Value) -> tuple[Value | None, Cut | None]:
         """The tile that an operation folds, and how it is cut."""
-        tile, axis = operation.operands[0], [*operation.operands[1:2], *_only(operation.keywords, "axis"), Constant(None)][0]
-        known = constant_of(axis)
-        same = operation.results[0].type == total.type
-        if not same or known is None or not isinstance(tile, Value) or not isinstance(tile.type, TileType):
+        found = folded(operation)
+        if found is None or operation.results[0].type != total.type:
             return None, None
-        axes, shape = axes_of(known.value, len(tile.type.shape), "sum"), tile.type.shape
+        tile, axes = found
+        assert isinstance(tile.type, TileType), "a fold is of a tile"
+        shape = tile.type.shape
         if tile in self._products:
             divisible = len(shape) == 2 and axes == (1,) and shape[1] % (_PARTS * _NEIGHBOURS) == 0
-            cut = _Cut((shape[0], shape[1] // (_PARTS * _NEIGHBOURS), _PARTS, _NEIGHBOURS), (1, 3), (2,))
+            cut = Cut((shape[0], shape[1] // (_PARTS * _NEIGHBOURS), _PARTS, _NEIGHBOURS), (1, 3), (2,))
             return tile, cut if divisible and tile.type.dtype == dtypes.float32 else None
-        return tile, _cut(self._layouts[tile], axes) if tile in self._layouts else None
+        return tile, cut_of(self._layouts[tile], axes) if tile in self._layouts else None
 
 
-def _only(keywords: Mapping[str, Operand], name: str) -> list[Operand]:
-    return [keywords[name]] if name in keywords else []
-
-
-def _way(both: Operation, folded: Operation) -> _Way | None:
+def _way(both: Operation, fold: Operation) -> _Way | None:
     """How an operation adds to a sum what another has folded, if it does."""
-    function = folded.what.value if folded.kind == "call" and isinstance(folded.what, Constant) else None
+    function = fold.what.value if fold.kind == "call" and isinstance(fold.what, Constant) else None
     result = both.results[0].type if both.results else None
     if function is reduction.sum_ and (both.kind, both.what) == ("binary", "+") and isinstance(result, TileType):
         reordered = not dtypes.is_float(result.dtype) or result.dtype.itemsize >= 4
         return _Way(reduction.sum_, None, ()) if reordered else None
     merging = both.what.value if both.kind == "call" and isinstance(both.what, Constant) else None
     chosen = next((pair for pair in _CHOSEN.items() if pair[0] is merging and pair[1] is function), None)
-    options = {name: option for name, option in folded.keywords.items() if name not in ("axis", "keepdims")}
+    options = {name: option for name, option in fold.keywords.items() if name not in ("axis", "keepdims")}
     if chosen is None or options != both.keywords:
         return None
     return _Way(chosen[1], chosen[0], tuple(options.items()))
-
-
-def _cut(layout: Layout, axes: tuple[int, ...]) -> _Cut | None:
-    """How a tile of such a layout is cut that is folded along some axes; None if each thread has them whole."""
-    shape, own, across = list[int](), list[int](), list[int]()
-    for axis, extent in enumerate(layout.shape):
-        if axis not in axes or extent == 1:
-            shape.append(extent)
-            continue
-        pieces = list[tuple[bool, int]]()  # whether in registers, and the extent; the highest first
-        for place in reversed(layout.axis(axis)):
-            held = place.kind == "reg"
-            if pieces and pieces[-1][0] == held:
-                pieces[-1] = held, 2 * pieces[-1][1]
-            else:
-                pieces.append((held, 2))
-        for held, piece in pieces:
-            (own if held else across).append(len(shape))
-            shape.append(piece)
-    return _Cut(tuple(shape), tuple(own), tuple(across)) if across else None
 
 
 def _divide(start: _Start, steps: list[_Step]) -> None:
@@ -346,7 +298,9 @@ def _divide(start: _Start, steps: list[_Step]) -> None:
     first = begins.loop.initial[begins.at] if isinstance(begins, _Round) else begins.before
     assert isinstance(first, Value), "a tile"
     share = [Constant(start.number)] if start.number else []
-    parts[first] = before.call(create.full if share else create.zeros, _extents(cut.parts), *share, dtype_constant(kind.dtype))
+    parts[first] = before.call(
+        create.full if share else create.zeros, operand_of_shape(cut.parts), *share, dtype_constant(kind.dtype)
+    )
     _insert(begins.region, begins.region.operations.index(begins.first), before)
     for step in steps:
         if isinstance(step, _Addition):
@@ -355,21 +309,13 @@ def _divide(start: _Start, steps: list[_Step]) -> None:
             _carry(step, parts)
 
     behind = Insertion(final.last.location)
-    folded = behind.call(way.fold, parts[result], _axes(cut.across), **dict(way.options))
-    whole = behind.emit("method", [folded, _extents(result.type.shape)], "reshape")
+    whole = behind.call(way.fold, parts[result], operand_of_axes(cut.across), **dict(way.options))
+    whole = behind.emit("method", [whole, operand_of_shape(result.type.shape)], "reshape")
     if start.rest is not None:
         whole = way.joined(behind, start.rest, whole)
     behind.operations[-1].results = [result]
     made = next(at for at, each in enumerate(final.region.operations) if parts[result] in each.results)
     _insert(final.region, made + 1, behind)
-
-
-def _extents(shape: tuple[int, ...]) -> Group:
-    return Group(tuple(map(Constant, shape)))
-
-
-def _axes(axes: tuple[int, ...]) -> Operand:
-    return Constant(axes[0]) if len(axes) == 1 else Group(tuple(map(Constant, axes)))
 
 
 def _insert(region: Region, at: int, new: Insertion) -> None:
@@ -379,13 +325,13 @@ def _insert(region: Region, at: int, new: Insertion) -> None:
 def _add(step: _Addition, before: Value) -> Value:
     """Add to parts what a step adds to the sum: the parts behind it."""
     new, cut, way = Insertion(step.last.location), step.cut, step.way
-    own = new.emit("method", [step.tile, _extents(cut.shape)], "reshape")
+    own = new.emit("method", [step.tile, operand_of_shape(cut.shape)], "reshape")
     if cut.own:
-        own = new.call(way.fold, own, _axes(cut.own), keepdims=Constant(True), **dict(way.options))
+        own = new.call(way.fold, own, operand_of_axes(cut.own), keepdims=Constant(True), **dict(way.options))
     if step.factor is None:
         after = way.joined(new, before, own)
     else:
-        each = new.emit("method", [step.factor, _extents(cut.results)], "reshape")
+        each = new.emit("method", [step.factor, operand_of_shape(cut.results)], "reshape")
         after = new.call(calculation.fma, before, each, own)
     _insert(step.region, step.region.operations.index(step.last), new)
     step.region.operations = [operation for operation in step.region.operations if operation not in step.old]
