@@ -390,7 +390,7 @@ def test_a_loop_has_no_shuffles_and_barriers(target):
         launch = tk.kernel(num_warps=4)(make)(*ROWS[:2], x, 256)
         launch.consumed()
         kernel = launch.compile(target=target)
-        counts.append((kernel.sass.count("SHFL"), kernel.sass.count("BAR.SYNC"), kernel.registers // 8))
+        counts.append((kernel.sass.count("SHFL"), kernel.sass.count("BAR.SYNC")))
         assert not kernel.local_bytes
-    assert counts[0][:2] == counts[1][:2] == (10, 4)
-    assert counts[1][2] <= counts[0][2] + 1
+        assert kernel.registers < 104
+    assert counts == [(10, 4), (10, 4)]
