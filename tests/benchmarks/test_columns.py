@@ -37,8 +37,7 @@ def test_few_columns_are_beyond_the_edge(n, itemsize, width):
 def compiled(kernel, dtype, n, width):
     """The kernel for the first of two launches, for a tile of so many columns."""
     dtype = getattr(tk, dtype)
-    rows, partial = (size // (width * dtype.itemsize) for size in (columns._BYTES, columns._PARTIAL))
-    op = kernel(api.meta((4, n), tk.float32), api.meta((8192, n), dtype), 8, 2, rows, partial)
+    op = kernel(api.meta((4, n), tk.float32), api.meta((8192, n), dtype), 8, 2, columns._BYTES // (width * dtype.itemsize))
     return op.tile((1, width)).occupancy(columns._ROOM).compile(target="sm_90a")
 
 

@@ -46,6 +46,7 @@ from tilekit.compiler.passes.splitting import split_by_masks
 from tilekit.compiler.passes.spreading import spread_beside_products
 from tilekit.compiler.passes.staging import stage_operands
 from tilekit.compiler.passes.streams import streams_from_loads
+from tilekit.compiler.passes.thread_parts import is_fold
 from tilekit.compiler.passes.traversals import count_traversals
 from tilekit.compiler.passes.turns import end_turns_together
 from tilekit.compiler.passes.unswitched import unswitch_loops
@@ -238,8 +239,9 @@ def forms(accepted: Accepted, target: str, config: Config) -> Iterator[Form]:
 
 
 def folded(accepted: Accepted, config: Config) -> BoundKernel | None:
-    """A kernel without rings, in whose loops each thread adds up its own part of sums; None if it has no such loops."""
-    if accepted.kernel is None or not any(operation.kind in LOOPS for operation in accepted.kernel.walk()):
+    """A kernel without rings in which each thread folds its own part of what several folds join; None if there is none such."""
+    operations = [] if accepted.kernel is None else list(accepted.kernel.walk())
+    if all(operation.kind not in LOOPS for operation in operations) and sum(map(is_fold, operations)) < 2:
         return None
     try:
         kernel = accepted.ir(config)

@@ -33,7 +33,7 @@ from tilekit.kernels._host import (
     takes_rows,
 )
 from tilekit.kernels._softmax import softmax_parts, weighed
-from tilekit.kernels._tiles import RowTile, of_parts, row_tile
+from tilekit.kernels._tiles import RowTile, of_parts, row_tile, vector_width
 from tilekit.ops import DeviceOp, Spec
 
 __all__ = ["cross_entropy", "cross_entropy_backward"]
@@ -88,17 +88,14 @@ def _cross_entropy_of_two(
     loss: tk.Out, lse: tk.Out, x: tk.In, target: tk.In, ignored: int, first: tk.Const, second: tk.Const, dtype: tk.Const,
     mode: tk.Const, index: tk.Const,
 ):  # fmt: skip
-    """Of rows in two tiles, which are given by how their columns are taken apart, see `RowTile.threads`: where one of a power of
-    two of columns would be empty for the most part beyond the first. What a thread has of both it folds by itself."""
+    """Of rows in two tiles, where one of a power of two of columns would be empty for the most part beyond the first."""
     rows, wanted, i = loss.tile_shape[0], tk.load_tile_like(target, loss), tk.bid(0)
     picked = _picked(x, wanted, i * rows, index).astype(dtype)
-    left, right = first[0] * first[1] * first[2], second[0] * second[1] * second[2]
-    t = tk.load(x, (i, 0), (rows, left), padding_mode="-inf").reshape((rows, *first)).astype(dtype)
-    u = tk.load(x, (i, left // right), (rows, right), padding_mode="-inf").reshape((rows, *second)).astype(dtype)
-    highest = tk.maximum(tk.max(t, (1, 3), keepdims=True), tk.max(u, (1, 3), keepdims=True))
-    top = tk.max(highest, 2, keepdims=True)
-    total = tk.sum(_exp(t - top, mode), (1, 3), keepdims=True) + tk.sum(_exp(u - top, mode), (1, 3), keepdims=True)
-    norm = (top + tk.log(tk.sum(total, 2, keepdims=True))).reshape(rows)
+    t = tk.load(x, (i, 0), (rows, first), padding_mode="-inf").astype(dtype)
+    u = tk.load(x, (i, first // second), (rows, second), padding_mode="-inf").astype(dtype)
+    top = tk.maximum(tk.max(t, 1, keepdims=True), tk.max(u, 1, keepdims=True))
+    total = tk.sum(_exp(t - top, mode), 1, keepdims=True) + tk.sum(_exp(u - top, mode), 1, keepdims=True)
+    norm = (top + tk.log(total)).reshape(rows)
     lse.store(norm)
     loss.store(tk.where(wanted == ignored, 0.0, norm - picked))
 
@@ -363,17 +360,14 @@ def _shares(count: int) -> _Shares:
     return _Shares(tile, tiles, share, parts, max(1, min(8, power(parts) // 64)))
 
 
-def _of_two(tile: RowTile, rows: Tensor) -> tuple[tuple[int, int, int], tuple[int, int, int]] | None:
-    """Rows in two tiles, the first of half the columns, the other of what is left: how each is taken apart; None where that is
-    not much less than one tile."""
+def _of_two(tile: RowTile, rows: Tensor) -> tuple[int, int] | None:
+    """Rows in two tiles, the first of half the columns, the other of what is left: their columns; None where that is not much
+    less than one tile."""
     if tile.chunks > 1 or tile.rows > 1 or on_cpu(rows):
         return None
-    several, threads, vector = tile.threads(rows)
-    half = tile.columns // 2
-    rest = max(power(rows.shape[1] - half), threads * vector)
-    if several < 2 or half + rest > _FILLED * tile.columns:
-        return None
-    return (several // 2, threads, vector), (rest // (threads * vector), threads, vector)
+    half, least = tile.columns // 2, 32 * tile.num_warps * vector_width(rows)  # which all threads have a part of
+    rest = max(power(rows.shape[1] - half), least)
+    return (half, rest) if half >= least and half + rest <= _FILLED * tile.columns else None
 
 
 def _checked(name, logits, target, reduction):

@@ -31,7 +31,7 @@ from tilekit.kernels._host import (
     takes_batches,
 )
 from tilekit.kernels._norm import _check_weight, _joined, _mean, _per, first_mean
-from tilekit.kernels._tiles import Measured, RowTile, of_parts, row_tile
+from tilekit.kernels._tiles import Measured, RowTile, of_parts, row_tile, vector_width
 from tilekit.ops import DeviceOp, Spec
 
 __all__ = ["add_rms_norm_backward", "layer_norm_backward", "rms_norm_backward"]
@@ -432,7 +432,7 @@ def _staying(rows, grads, dx):
     older = rows.device is not None and (rows.device.compute_capability or _STAYING) < _STAYING
     if older or on_cpu(rows) or columns * words > 32 * _MOST_WARPS * _MOST_VALUES:
         return None
-    vector = min(columns, RowTile(1, columns, 1, 1, None).threads(rows, grads, dx)[2])
+    vector = min(columns, vector_width(rows, grads, dx))
     alone = columns <= 32 * vector  # a warp has whole rows, and waits for no other
     warps = _MOST_WARPS if alone else max(_LEAST_WARPS, min(_MOST_WARPS, columns * words // (32 * _VALUES)))
     values = max(_VALUES, columns * words // (32 * warps))

@@ -15,7 +15,7 @@ from tilekit.launch import copying
 from tilekit.ops import Spec
 
 __all__ = [
-    "Joined", "Measured", "RowTile", "flat_tile", "joined", "narrow_rows", "of_parts", "row_tile", "rows_tile",
+    "Joined", "Measured", "RowTile", "flat_tile", "joined", "narrow_rows", "of_parts", "row_tile", "rows_tile", "vector_width",
 ]  # fmt: skip
 
 # A thread's share of a row, in registers of 32 bits: fewer leave the memory idle, more leave room for too few blocks. On an H200,
@@ -86,17 +86,14 @@ class RowTile(NamedTuple):
         op = op.num_warps(self.num_warps)
         return op if self.occupancy is None else op.occupancy(self.occupancy)
 
-    def threads(self, *matrices: Destination) -> tuple[int, int, int]:
-        """The tile's extents, taken apart: how often all threads take a vector of up to 16 bytes, for which the rows of one of
-        these matrices are aligned; the threads; and the vector's elements.
 
-        What is folded along the first and the last of these stays in the thread.
-        """
-        vector = max(map(_aligned, matrices))
-        if any(_aligned(matrix) < min(vector, 16 // matrix.dtype.itemsize) for matrix in matrices):
-            # Where only some are aligned, a lane has no more than four bytes.
-            vector = min(vector, max(1, 4 // min(matrix.dtype.itemsize for matrix in matrices)))
-        return self.columns // (32 * self.num_warps * vector), 32 * self.num_warps, vector
+def vector_width(*matrices: Destination) -> int:
+    """How many elements a thread takes at once, up to 16 bytes, for which the rows of one of these matrices are aligned."""
+    vector = max(map(_aligned, matrices))
+    if any(_aligned(matrix) < min(vector, 16 // matrix.dtype.itemsize) for matrix in matrices):
+        # Where only some are aligned, a lane has no more than four bytes.
+        vector = min(vector, max(1, 4 // min(matrix.dtype.itemsize for matrix in matrices)))
+    return vector
 
 
 def _aligned(matrix: Destination) -> int:

@@ -258,7 +258,7 @@ class _Softmax:
 
     def _folded(self, new: Insertion, function: Any, tile: Value) -> Value:
         """What a thread folds by itself."""
-        return new.call(function, tile, operand_of_axes(self.cut.own), keepdims=Constant(True)) if self.cut.own else tile
+        return new.call(function, tile, operand_of_axes(self.cut.own), keepdims=Constant(True))
 
     def _part(self, new: Insertion, operand: Operand, known: Mapping[Operand, Value]) -> Operand:
         """An operand, cut as the tile is."""

@@ -43,7 +43,8 @@ __all__ = ["add_up_by_parts"]
 
 _PARTS, _NEIGHBOURS = 4, 2  # threads that share a row of a product's result, and how many columns beside each other one holds
 _LOOPS = ("for", "stream")
-_SAID = "each thread adds up its own part of a row; the parts are added behind the loop"
+_EXACT = 1 << 53  # less than this a float has each integer
+_SAID = "each thread adds up its own part; parts are added where the sum is read"
 _CHOSEN = {elementwise.maximum: reduction.max_, elementwise.minimum: reduction.min_}
 
 
@@ -155,10 +156,13 @@ class _Start(NamedTuple):
     Attributes:
         number: each of them.
         rest: what is added to their sum, if anything.
+        tile, cut: or what threads have of a tile.
     """
 
     number: float
-    rest: Value | None
+    rest: Value | None = None
+    tile: Value | None = None
+    cut: Cut | None = None
 
 
 class _Sums:
@@ -193,17 +197,29 @@ class _Sums:
         """What the parts of a sum begin with; None if it has none."""
         additions = [step for step in steps if isinstance(step, _Addition)]
         rounds = [step.loop.kind for step in steps if isinstance(step, _Round)]
-        if not rounds or (self._products and "stream" not in rounds):
+        if not additions or (self._products and "stream" not in rounds):
             return None
         if len({step.cut.parts for step in additions}) != 1 or len({step.way for step in additions}) != 1:
             return None
-        number, (cut, way) = number_in(first, self._defined), (additions[0].cut, additions[0].way)
+        folded_first = self._folded_first(first, _begins(steps), additions[0])
+        if folded_first is not None or not rounds:
+            return folded_first
         assert isinstance(first.type, TileType), "a tile"
-        if number is not None and not (number and way.both is None):
-            return _Start(number, None)
-        if number is not None and math.isfinite(number) and dtypes.is_float(first.type.dtype):
-            return _Start(number / math.prod(cut.shape[axis] for axis in cut.across), None)
-        return None if any(step.factor for step in additions) else _Start(way.start(first.type.dtype), first)
+        number, way, dtype = number_in(first, self._defined), additions[0].way, first.type.dtype
+        if number is not None and not (number and way.both is None) and (dtypes.is_float(dtype) or abs(number) < _EXACT):
+            return _Start(number if dtypes.is_float(dtype) else int(number))
+        if number is not None and math.isfinite(number) and dtypes.is_float(dtype):
+            return _Start(number / math.prod(additions[0].cut.shape[axis] for axis in additions[0].cut.across))
+        return None if any(step.factor for step in additions) else _Start(way.start(dtype), first)
+
+    def _folded_first(self, first: Value, step: _Step, addition: _Addition) -> _Start | None:
+        """Parts of a tile, if that is what a sum begins with the sum of."""
+        fold = self._defined.get(first)
+        reader = step.loop if isinstance(step, _Round) else step.old[-1 if step.factor is not None else 0]
+        if self._products or fold is None or _way_of(fold) != addition.way or self._only_reader(first) is not reader:
+            return None
+        tile, cut = self._folded(fold, first)
+        return None if tile is None or cut is None or cut.parts != addition.cut.parts else _Start(0, None, tile, cut)
 
     def _from(self, before: Value, reader: Operation | Region | None, region: Region, at: int | None = None) -> list[_Step]:
         """The steps that follow each other in a region, from who reads the sum on: as number `at` of what a loop carries."""
@@ -269,25 +285,36 @@ class _Sums:
         return tile, cut_of(self._layouts[tile], axes) if tile in self._layouts else None
 
 
+def _begins(steps: list[_Step]) -> _Step:
+    """The first of the steps that follow each other where the last one is."""
+    return next(step for step in steps if step.region is steps[-1].region)
+
+
 def _way(both: Operation, fold: Operation) -> _Way | None:
     """How an operation adds to a sum what another has folded, if it does."""
+    way = _way_of(fold)
+    if way is None or way.both is None:
+        return way if (both.kind, both.what) == ("binary", "+") else None
+    merging = both.what.value if both.kind == "call" and isinstance(both.what, Constant) else None
+    return way if merging is way.both and both.keywords == dict(way.options) else None
+
+
+def _way_of(fold: Operation) -> _Way | None:
+    """How parts of what an operation folds become one; None if it is none of these folds."""
     function = fold.what.value if fold.kind == "call" and isinstance(fold.what, Constant) else None
-    result = both.results[0].type if both.results else None
-    if function is reduction.sum_ and (both.kind, both.what) == ("binary", "+") and isinstance(result, TileType):
+    result = fold.results[0].type if fold.results else None
+    if function is reduction.sum_ and isinstance(result, TileType):
         reordered = not dtypes.is_float(result.dtype) or result.dtype.itemsize >= 4
         return _Way(reduction.sum_, None, ()) if reordered else None
-    merging = both.what.value if both.kind == "call" and isinstance(both.what, Constant) else None
-    chosen = next((pair for pair in _CHOSEN.items() if pair[0] is merging and pair[1] is function), None)
-    options = {name: option for name, option in fold.keywords.items() if name not in ("axis", "keepdims")}
-    if chosen is None or options != both.keywords:
-        return None
-    return _Way(chosen[1], chosen[0], tuple(options.items()))
+    both = next((both for both, chosen in _CHOSEN.items() if chosen is function), None)
+    options = tuple((name, option) for name, option in fold.keywords.items() if name not in ("axis", "keepdims"))
+    return None if both is None or function is None else _Way(function, both, options)
 
 
 def _divide(start: _Start, steps: list[_Step]) -> None:
     """Put parts in the place of a sum; what reads it behind the last step gets them added up."""
     final = steps[-1]
-    begins = next(step for step in steps if step.region is final.region)
+    begins = _begins(steps)
     addition = next(step for step in steps if isinstance(step, _Addition))
     cut, way, result = addition.cut, addition.way, final.result
     assert isinstance(result.type, TileType), "a tile"
@@ -298,9 +325,11 @@ def _divide(start: _Start, steps: list[_Step]) -> None:
     first = begins.loop.initial[begins.at] if isinstance(begins, _Round) else begins.before
     assert isinstance(first, Value), "a tile"
     share = [Constant(start.number)] if start.number else []
-    parts[first] = before.call(
-        create.full if share else create.zeros, operand_of_shape(cut.parts), *share, dtype_constant(kind.dtype)
-    )
+    if start.tile is not None and start.cut is not None:
+        parts[first] = _own(before, start.tile, start.cut, way)
+    else:
+        filled = create.full if share else create.zeros
+        parts[first] = before.call(filled, operand_of_shape(cut.parts), *share, dtype_constant(kind.dtype))
     _insert(begins.region, begins.region.operations.index(begins.first), before)
     for step in steps:
         if isinstance(step, _Addition):
@@ -322,12 +351,16 @@ def _insert(region: Region, at: int, new: Insertion) -> None:
     region.operations[at:at] = new.operations
 
 
+def _own(new: Insertion, tile: Value, cut: Cut, way: _Way) -> Value:
+    """What each thread folds of a tile by itself."""
+    own = new.emit("method", [tile, operand_of_shape(cut.shape)], "reshape")
+    return new.call(way.fold, own, operand_of_axes(cut.own), keepdims=Constant(True), **dict(way.options))
+
+
 def _add(step: _Addition, before: Value) -> Value:
     """Add to parts what a step adds to the sum: the parts behind it."""
     new, cut, way = Insertion(step.last.location), step.cut, step.way
-    own = new.emit("method", [step.tile, operand_of_shape(cut.shape)], "reshape")
-    if cut.own:
-        own = new.call(way.fold, own, operand_of_axes(cut.own), keepdims=Constant(True), **dict(way.options))
+    own = _own(new, step.tile, cut, way)
     if step.factor is None:
         after = way.joined(new, before, own)
     else:

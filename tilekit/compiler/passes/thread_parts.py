@@ -8,9 +8,12 @@ from tilekit.compiler.ir.constants import constant_of
 from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Value
 from tilekit.compiler.ir.types import TileType
 from tilekit.compiler.layouts.linear import Layout
+from tilekit.lang import reduction
 from tilekit.lang.shape import axes_of
 
-__all__ = ["Cut", "cut_of", "folded", "operand_of_axes", "operand_of_shape"]
+__all__ = ["Cut", "cut_of", "folded", "is_fold", "operand_of_axes", "operand_of_shape"]
+
+_FOLDS = (reduction.sum_, reduction.max_, reduction.min_)
 
 
 class Cut(NamedTuple):
@@ -38,23 +41,32 @@ class Cut(NamedTuple):
 
 
 def cut_of(layout: Layout, axes: tuple[int, ...]) -> Cut | None:
-    """How a tile of such a layout is cut that is folded along some axes; None if each thread has them whole."""
+    """How a tile of such a layout is cut that is folded along some axes; None if each thread has them whole.
+
+    A dimension is cut into what registers have and what threads have, in turns, beginning and ending with registers: so parts of
+    wider and narrower tiles have one shape.
+    """
     shape, own, across = list[int](), list[int](), list[int]()
     for axis, extent in enumerate(layout.shape):
         if axis not in axes or extent == 1:
             shape.append(extent)
             continue
-        pieces = list[tuple[bool, int]]()  # whether in registers, and the extent; the highest first
+        pieces = [1]
         for place in reversed(layout.axis(axis)):
-            held = place.kind == "reg"
-            if pieces and pieces[-1][0] == held:
-                pieces[-1] = held, 2 * pieces[-1][1]
+            if (place.kind == "reg") == len(pieces) % 2:
+                pieces[-1] *= 2
             else:
-                pieces.append((held, 2))
-        for held, piece in pieces:
-            (own if held else across).append(len(shape))
-            shape.append(piece)
+                pieces.append(2)
+        pieces += [1] * (1 - len(pieces) % 2)
+        own += range(len(shape), len(shape) + len(pieces), 2)
+        across += range(len(shape) + 1, len(shape) + len(pieces), 2)
+        shape += pieces
     return Cut(tuple(shape), tuple(own), tuple(across)) if across else None
+
+
+def is_fold(operation: Operation) -> bool:
+    """Whether it is a sum, a maximum or a minimum of a tile's elements."""
+    return operation.kind == "call" and any(operation.what.value is function for function in _FOLDS)
 
 
 def folded(operation: Operation) -> tuple[Value, tuple[int, ...]] | None:
