@@ -55,7 +55,7 @@ from tilekit.compiler.target import named
 from tilekit.lang import pipelines
 from tilekit.settings import load_settings
 
-__all__ = ["PASSES", "Form", "PassError", "dump", "folded", "forms", "optimized", "simplified", "text_of"]
+__all__ = ["FOLDING", "PASSES", "Form", "PassError", "dump", "folded", "forms", "optimized", "simplified", "text_of"]
 
 _STREAMED = (*PRODUCTS, pipelines.pipelined)
 _BROKEN = (
@@ -77,10 +77,11 @@ PASSES: tuple[Callable[[Region], object], ...] = (
 """In the order in which they run. Each rewrites a kernel in place, or finds something out; its module says when it is legal."""
 # For products by warpgroups: their results are not there at once, and their first operands may be in registers.
 _ASYNCHRONOUS = (stage_operands, rotate_products, read_as_operands, multiply_abreast)
-# What brings loops into the form in which sums go round them, of kernels that have no rings.
-_AHEAD_OF_SUMS = (
+FOLDING: tuple[Callable[[Region], Any], ...] = (
     canonicalize, separate_conditions, hoist_invariants, count_loops, bound_loops, end_turns_together, join_first_turns,
+    take_own_maxima, add_up_by_parts, eliminate_dead_code,
 )  # fmt: skip
+"""Those of kernels without rings, if they find something for threads to fold by themselves."""
 
 
 class PassError(RuntimeError):
@@ -245,12 +246,8 @@ def folded(accepted: Accepted, config: Config) -> BoundKernel | None:
         return None
     try:
         kernel = accepted.ir(config)
-        for rewrite in _AHEAD_OF_SUMS:
-            _run(rewrite, kernel)
-        if not _run(take_own_maxima, kernel) + _run(add_up_by_parts, kernel):
-            return None
-        eliminate_dead_code(kernel)
-        return to_python(kernel, accepted.bound)
+        counts = {rewrite: _run(rewrite, kernel) for rewrite in FOLDING}
+        return to_python(kernel, accepted.bound) if counts[take_own_maxima] + counts[add_up_by_parts] else None
     except Exception:
         logging.getLogger("tilekit").warning(_BROKEN, accepted.bound.source.name, exc_info=True)
         return None

@@ -253,6 +253,7 @@ class _Softmax:
                 read = [self._part(new, operand, known) for operand in operation.operands]
                 read = [clamped.get(each, each) for each in read]
                 known[result] = new.emit(operation.kind, read, operation.what, **operation.keywords)
+            known[result].name = result.name
             operations += new.operations
         body.operations = operations
 
