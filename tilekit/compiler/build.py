@@ -31,6 +31,7 @@ from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.frontend.inlining import inlined
 from tilekit.compiler.frontend.pipelined import pipelined_loops, plain
 from tilekit.compiler.grids import Fold, Visits
+from tilekit.compiler.ir.remarks import Remark
 from tilekit.compiler.ir.verdict import Accepted, verdict
 from tilekit.compiler.kernel import CompiledKernel, choose_config, param_format
 from tilekit.compiler.layouts.linear import Config
@@ -204,9 +205,8 @@ def _unrotated(
     if ringed is not None and (asked or ringed[0].spilled_bytes <= _FEW_SPILLS):
         return ringed
     notes = None if ringed is None else list(ringed[1].notes or ())
-    kernel, compilation = as_written(
-        accepted, config, lambda bound: attempt(bound, None)
-    )  # says what is wrong with the user's text
+    # It says what is wrong with the user's text.
+    (kernel, compilation), remarks = as_written(accepted, config, lambda bound: attempt(bound, None))
     if isinstance(reason, CompileError):
         _log.warning(
             "tilekit: kernel %s has no rings of stages, since with them it failed: %s", accepted.bound.source.name, reason
@@ -220,6 +220,7 @@ def _unrotated(
     if compilation.notes is not None:  # for `explain`: what passes over its IR would have done was not done
         spilling = ringed and f"with tiles loaded ahead it would spill {ringed[0].spilled_bytes} bytes of registers"
         compilation.notes.append((0, "as written", str(reason or spilling or "no loop loads tiles ahead")))
+        compilation.notes.extend((0, "remark", remark) for remark in remarks)
     return kernel, compilation
 
 
@@ -235,20 +236,20 @@ def _has_wgmma(kernel: CompiledKernel) -> bool:
     return "wgmma." in kernel.ptx
 
 
-def as_written(accepted: Accepted, config: Config, attempt: Callable[[BoundKernel], T]) -> T:
-    """A kernel without rings. Where numba does not take its text, with a variable that is unset above or a path that types
-    exclude, it is written anew."""
+def as_written(accepted: Accepted, config: Config, attempt: Callable[[BoundKernel], T]) -> tuple[T, list[Remark]]:
+    """A kernel without rings, and what passes said of it. Where numba does not take its text, with a variable that is unset above
+    or a path that types exclude, it is written anew."""
     by_parts = folded(accepted, config)
     if by_parts is not None:
-        with suppress(CompileError):  # then it is as it is written that says what is wrong
-            return attempt(by_parts)
+        with suppress(CompileError):  # then the one of the user's own text is raised
+            return attempt(by_parts[0]), by_parts[1]
     try:
-        return attempt(accepted.compilable)
+        return attempt(accepted.compilable), []
     except CompileError:
         anew = simplified(accepted)
-        with suppress(CompileError):  # then the one of the user's own text is raised
+        with suppress(CompileError):
             if anew is not None:
-                return attempt(anew)
+                return attempt(anew), []
         raise
 
 

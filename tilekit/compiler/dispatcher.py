@@ -61,7 +61,7 @@ def make_dispatcher(
                 form, config, signature, capability, lambda function: _mended(decorate(function)), grows=num_warps is None
             )
 
-        return as_written(accepted, config, compiled)
+        return as_written(accepted, config, compiled)[0]
 
     dispatcher, compilation = with_enough_warps(accepted, facts, num_warps, attempt)
     if compilation.dynamic_bytes:

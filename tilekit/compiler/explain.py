@@ -414,6 +414,7 @@ def _remarks(remarks: list[Remark], notes: list[tuple[Any, ...]]) -> tuple[Remar
         reason = reason or (apart.get(remark.line) if remark.transformation == "products" else None)
         reason = reason if remark.done else None
         said.append(remark if reason is None else remark._replace(done=False, text=reason))
+    said += [rest[0] for _, kind, *rest in notes if kind == "remark"]
     return tuple(dict.fromkeys(said))
 
 

@@ -15,6 +15,7 @@ from tilekit.compiler.ir.nodes import LOOPS, Region
 from tilekit.compiler.ir.printer import printed
 from tilekit.compiler.ir.products import PRODUCTS
 from tilekit.compiler.ir.python import to_python
+from tilekit.compiler.ir.remarks import Remark, collected
 from tilekit.compiler.ir.verdict import Accepted, verdict
 from tilekit.compiler.ir.verify import MalformedIR, verify
 from tilekit.compiler.layouts.linear import Config
@@ -239,15 +240,22 @@ def forms(accepted: Accepted, target: str, config: Config) -> Iterator[Form]:
         logging.getLogger("tilekit").warning(_BROKEN, bound.source.name, exc_info=True)
 
 
-def folded(accepted: Accepted, config: Config) -> BoundKernel | None:
-    """A kernel without rings in which each thread folds its own part of what several folds join; None if there is none such."""
+def folded(accepted: Accepted, config: Config) -> tuple[BoundKernel, list[Remark]] | None:
+    """A kernel without rings in which each thread folds its own part of what several folds join, and what passes said of it;
+    None if it has nothing of the kind."""
     operations = [] if accepted.kernel is None else list(accepted.kernel.walk())
     if all(operation.kind not in LOOPS for operation in operations) and sum(map(is_fold, operations)) < 2:
         return None
     try:
         kernel = accepted.ir(config)
-        counts = {rewrite: _run(rewrite, kernel) for rewrite in FOLDING}
-        return to_python(kernel, accepted.bound) if counts[take_own_maxima] + counts[add_up_by_parts] else None
+        with collected() as remarks:
+            counts = {rewrite: _run(rewrite, kernel) for rewrite in FOLDING}
+        if not counts[take_own_maxima] + counts[add_up_by_parts]:
+            return None
+        if "passes" in load_settings().dump:
+            sys.stderr.write(f"# parts of threads\n{_text(kernel, accepted.bound.source.name)}\n\n")
+            verify(kernel)
+        return to_python(kernel, accepted.bound), remarks
     except Exception:
         logging.getLogger("tilekit").warning(_BROKEN, accepted.bound.source.name, exc_info=True)
         return None

@@ -1,5 +1,6 @@
 """Sums, maxima and softmax round loops without products: threads fold what they have, and meet behind the loops."""
 
+import inspect
 import math
 import os
 import random
@@ -395,3 +396,13 @@ def test_a_loop_has_no_shuffles_and_barriers(target):
         assert kernel.registers < 104
     assert counts[0] == counts[1]
     assert counts[0] <= (11, 4)
+
+
+def test_explain_says_it(monkeypatch, capfd):
+    monkeypatch.setenv("TILEKIT_DUMP", "passes")
+    launch = tk.kernel(num_warps=4)(as_users_do)(*ROWS[:2], api.meta((8, 1 << 20), tk.float16), 256)
+    launch.consumed()
+    said = {remark.transformation: remark for remark in launch.explain(target="sm_90a").remarks if remark.done}
+    assert said["own maxima"].text == "each thread goes by the largest element of its own; maxima and sums meet behind the loop"
+    assert said["own maxima"].line == inspect.getsourcelines(as_users_do)[1] + 2
+    assert "# parts of threads\nkernel as_users_do" in capfd.readouterr().err
