@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import tilekit as tk
 from tilekit.errors import check_flag
 
-__all__ = ["FAR", "Masks", "hidden", "masks_of", "seen", "within"]
+__all__ = ["FAR", "Masks", "masks_of", "seen", "within"]
 
 FAR = 1 << 30  # as good as no bound
 
@@ -34,47 +34,6 @@ def within(scores, column, diagonal, left, right, below: tk.Const, above: tk.Con
     if below:
         scores = tk.where(columns >= rows - left, scores, float("-inf"))
     return scores
-
-
-@tk.function
-def hidden(scores, column, keys, diagonal, left, right, below: tk.Const, above: tk.Const):
-    """`scores`, -inf where the query of a row does not see the key of a column.
-
-    `column` is the first column's key; `diagonal` the key at which the first row's query stands. There are so many `keys`, or,
-    given a tile of shape `(rows, 1, 1, 1)`, so many for each row.
-    """
-    rows = scores.shape[0]
-    row, last = tk.arange(rows)[:, None, None, None], tk.zeros((rows, 1, 1, 1), tk.int32) + (keys - 1 - column)
-    if above:
-        last = tk.minimum(last, row + (diagonal + right - column))
-    scores = up_to(scores, last)
-    if below:
-        scores = from_on(scores, row + (diagonal - left - column))
-    return scores
-
-
-@tk.function
-def up_to(scores, last):
-    """`scores`, -inf in the columns behind `last`: a number, or of shape `(rows, 1, 1, 1)` one for each row.
-
-    A thread holds 2 of each 8 columns. What it counts from 0 to 7 is taken from the bound, which constants are compared with.
-    """
-    rows, columns = scores.shape[0], scores.shape[1]
-    seen = tk.arange(columns // 8)[None, :, None, None] * 8 <= last - _of_eight()
-    return tk.where(seen, scores.reshape((rows, columns // 8, 4, 2)), float("-inf")).reshape((rows, columns))
-
-
-@tk.function
-def from_on(scores, first):
-    """`scores`, -inf in the columns before `first`, as `up_to`."""
-    rows, columns = scores.shape[0], scores.shape[1]
-    seen = tk.arange(columns // 8)[None, :, None, None] * 8 >= first - _of_eight()
-    return tk.where(seen, scores.reshape((rows, columns // 8, 4, 2)), float("-inf")).reshape((rows, columns))
-
-
-@tk.function
-def _of_eight():
-    return tk.arange(4)[:, None] * 2 + tk.arange(2)[None, :]
 
 
 # --------------------------------------------------------------------------------------------------------------------------- host

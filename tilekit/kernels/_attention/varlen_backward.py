@@ -11,7 +11,7 @@ from tilekit.errors import check_flag
 from tilekit.kernels._attention import varlen_backward_wgmma as wgmma
 from tilekit.kernels._attention.arguments import check_qkv, check_starts, scale_of
 from tilekit.kernels._attention.backward import of_tiles, power_of, summed_columns, tiling_of
-from tilekit.kernels._attention.mask import Masks, hidden, masks_of
+from tilekit.kernels._attention.mask import Masks, masks_of, seen
 from tilekit.kernels._attention.online_softmax import LOG2_E
 from tilekit.kernels._attention.varlen import by_rows, finite_outside
 from tilekit.kernels._attention.varlen_schedule import range_at, visit_at, visits_of
@@ -88,7 +88,7 @@ def _backward_dq(
                     nothing = tk.zeros((BM, BN), tk.float32)
                     scores = tk.mma(tq.reshape((BM, BD)), key.reshape((BN, BD)).transpose(), nothing)
                     dp = tk.mma(tg.reshape((BM, BD)), value.reshape((BN, BD)).transpose(), nothing)
-                    scores = hidden(scores, j * BN, keys, diagonal, left, right, below, above)
+                    scores = seen(scores, j * BN, keys, diagonal, left, right, below, above)
                     p = tk.exp2(scores * (scale * LOG2_E) + shift, flush_to_zero=True)
                     ds = (p * (_own(dp, scores) + less)).astype(k.dtype)
                     if (j + 1) * BN > keys and not finite_outside(key.reshape((BN, BD)), j * BN, 0, keys):
@@ -150,7 +150,7 @@ def _backward_dkv(
                         shift = tk.load(sums.slice(1, of_visits), (at, i), (1, BN))
                         less = tk.load(delta.slice(1, of_visits), (at, i), (1, BN))
                         scores = tk.mma(tkey.reshape((BM, BD)), tq.reshape((BN, BD)).transpose(), nothing)
-                        scores = hidden(scores, i * BN, queries, diagonal, right, left, above, below)
+                        scores = seen(scores, i * BN, queries, diagonal, right, left, above, below)
                         p = _own(tk.exp2(scores * (scale * LOG2_E) + shift, flush_to_zero=True), scores)
                         weights = p.astype(v.dtype)
                         if wants_dk:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tilekit as tk
 from tilekit.kernels._attention.backward import as_held, of_held
-from tilekit.kernels._attention.mask import hidden
+from tilekit.kernels._attention.mask import seen
 from tilekit.kernels._attention.online_softmax import LOG2_E
 from tilekit.kernels._attention.varlen import finite_outside
 from tilekit.kernels._attention.varlen_schedule import bounds_of, range_at, visit_at
@@ -112,9 +112,8 @@ def backward_dkv(
                         nothing = tk.zeros((BM, BN), tk.float32)
                         scores = tk.mma(tkey.reshape((BM, BD)), tq.reshape((BN, BD)).transpose(), nothing)
                         dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing)
-                        there = tk.full((BM, 1, 1, 1), queries - i * BN, tk.int32)
-                        there = tk.where(tk.arange(BM)[:, None, None, None] < keys - j * BM, there, 0)
-                        scores = hidden(scores, 0, there, diagonal - i * BN, right, left, above, below)
+                        scores = tk.where(tk.arange(BM)[:, None] + j * BM < keys, scores, float("-inf"))
+                        scores = seen(scores, i * BN, queries, diagonal, right, left, above, below)
                         p = tk.exp2(scores * factor + shift, flush_to_zero=True)
                         weights = p.astype(v.dtype)
                         dv_acc = tk.mma(weights, tg.reshape((BN, BD)), dv_acc)
