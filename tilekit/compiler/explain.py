@@ -287,7 +287,7 @@ def explain(
         compiled = build(bound, facts, num_warps, target, occupancy, fold=fold)
     blocks, limit, share = resident_blocks(compiled)
     with collected() as remarks:
-        text = text_of(bound, facts, target)
+        text = text_of(bound, facts, target, num_warps)
     layouts: dict[Layout, LayoutInUse] = {}
     source: KernelSource = bound.source
     return Explanation(
@@ -407,14 +407,16 @@ def _remarks(remarks: list[Remark], notes: list[tuple[Any, ...]]) -> tuple[Remar
     why = next((rest[0] for _, kind, *rest in notes if kind == "as written"), None)
     otherwise = None if why is None else f"the kernel is compiled as it is written: {why}"
     apart = {line: dict(rest[-1]).get(TOGETHER) for line, kind, *rest in notes if kind == "product"}
-    said = []
+    said = [rest[0] for _, kind, *rest in notes if kind == "remark"]  # of the kernel as it was compiled, without rings
+    told = {(remark.stack, remark.transformation) for remark in said}
     for remark in remarks:
+        if (remark.stack, remark.transformation) in told:
+            continue
         # The order concerns a kernel as it is written, too.
         reason = given_up.get(remark.transformation, None if remark.transformation == ORDER else otherwise)
         reason = reason or (apart.get(remark.line) if remark.transformation == "products" else None)
         reason = reason if remark.done else None
         said.append(remark if reason is None else remark._replace(done=False, text=reason))
-    said += [rest[0] for _, kind, *rest in notes if kind == "remark"]
     return tuple(dict.fromkeys(said))
 
 

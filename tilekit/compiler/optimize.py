@@ -18,6 +18,7 @@ from tilekit.compiler.ir.python import to_python
 from tilekit.compiler.ir.remarks import Remark, collected
 from tilekit.compiler.ir.verdict import Accepted, verdict
 from tilekit.compiler.ir.verify import MalformedIR, verify
+from tilekit.compiler.kernel import choose_config
 from tilekit.compiler.layouts.linear import Config
 from tilekit.compiler.passes.abreast import multiply_abreast
 from tilekit.compiler.passes.accumulation import accumulate_products
@@ -70,10 +71,10 @@ Watch = Callable[[str, Region], None]
 PASSES: tuple[Callable[[Region], object], ...] = (
     canonicalize, load_as_it_lies, count_traversals, separate_conditions, hoist_invariants, count_loops, bound_loops,
     load_from_whole_tensors, end_turns_together, load_in_turns, join_first_turns, accumulate_products, unswitch_loops,
-    roll_up_turns, mask_tiles, streams_from_loads, order_visits, stage_operands, fuse_exponentials, carry_scaled_maxima,
-    eliminate_dead_code, add_up_by_parts, calculate_rows_first, rotate_products, gather_masks, split_by_masks,
-    eliminate_dead_code, share_turns, load_beside_products, spread_beside_products, read_as_operands, multiply_abreast,
-    find_multiples,
+    roll_up_turns, mask_tiles, streams_from_loads, order_visits, stage_operands, take_own_maxima, fuse_exponentials,
+    carry_scaled_maxima, eliminate_dead_code, add_up_by_parts, calculate_rows_first, rotate_products, gather_masks,
+    split_by_masks, eliminate_dead_code, share_turns, load_beside_products, spread_beside_products, read_as_operands,
+    multiply_abreast, find_multiples,
 )  # fmt: skip
 """In the order in which they run. Each rewrites a kernel in place, or finds something out; its module says when it is legal."""
 # For products by warpgroups: their results are not there at once, and their first operands may be in registers.
@@ -142,10 +143,12 @@ def optimized(
     return kernel
 
 
-def text_of(bound: BoundKernel, facts: Sequence[ArgumentFacts], target: str) -> str:
+def text_of(bound: BoundKernel, facts: Sequence[ArgumentFacts], target: str, num_warps: int | None = None) -> str:
     """The IR of a kernel behind all passes, as text; or why it has none."""
     try:
-        return _text(optimized(verdict(bound, facts), target), bound.source.name)
+        accepted = verdict(bound, facts, num_warps)
+        config = choose_config(facts, num_warps, accepted.accesses, accepted.folded)
+        return _text(optimized(accepted, target, config), bound.source.name)
     except Unsupported as error:
         return f"# no IR: {error}"
     except PassError as error:  # of which `forms` warns

@@ -71,6 +71,22 @@ def nested(axis, shape, dtype, start):
     return kernel
 
 
+def rows_of_tiles(axis, shape, dtype, start):
+    """Tiles that loops go over."""
+    kept = tuple(1 if axis is None or d == axis else n for d, n in enumerate(shape))
+
+    def kernel(y: tk.Out, z: tk.Out, x: tk.In, n: int):
+        total, least = tk.zeros(kept, dtype), tk.full(kept, start, dtype)
+        for t in x.tiles(shape)[:, tk.bid(0)]:
+            total += tk.sum(t, axis, keepdims=True) * 2 + tk.sum(t, axis, keepdims=True)
+        for t in tk.pipelined(x.tiles(shape)[:, tk.bid(0)]):
+            least = tk.minimum(least, tk.min(t, axis, keepdims=True))
+        y.store(total.reshape(y.tile_shape))
+        z.store(least.reshape(z.tile_shape))
+
+    return kernel
+
+
 def expected_of(make, tiles, axis, start):
     """What the kernels give for tiles, of which the first dimension is the turns."""
     axes = None if axis is None else (0, axis + 1)
@@ -84,7 +100,7 @@ def drawn(rng):
     shape = rng.choice([(1, 2048), (4, 256), (64, 64), (128, 8), (2, 32), (32, 1)])
     dtype = rng.choice(["float32", "float64", "int32", "int64", "uint32"])
     config = Config(rng.choice([1, 2, 4, 8]), rng.choice([1, 2, 4, 8]))
-    make = rng.choice([sums, nested])
+    make = rng.choice([sums, nested, rows_of_tiles])
     return make, rng.choice([0, 1] if make is nested else [None, 0, 1]), shape, dtype, rng.randrange(1, 5), config
 
 
@@ -396,6 +412,26 @@ def test_a_loop_has_no_shuffles_and_barriers(target):
         assert kernel.registers < 104
     assert counts[0] == counts[1]
     assert counts[0] <= (11, 4)
+
+
+def streamed(y: tk.Out, x: tk.In):
+    highest, total = tk.full((64, 1), -INF, tk.float32), tk.zeros((64, 1), tk.float32)
+    for t in tk.pipelined(x.tiles((64, 64))[tk.bid(0), :], stages=3):
+        t = t.astype(tk.float32)
+        higher = tk.maximum(highest, tk.max(t, 1, keepdims=True))
+        total = total * tk.exp(highest - higher) + tk.sum(tk.exp(t - higher), 1, keepdims=True)
+        highest = higher
+    y.store(highest + tk.log(total))
+
+
+def test_tiles_that_come_ahead_are_folded_so_too():
+    launch = tk.kernel(num_warps=4)(streamed)(api.meta((64, 1)).partition((64, 1)), api.meta((64, 1 << 20), tk.float16))
+    launch.consumed()
+    explanation = launch.explain(target="sm_90a")
+    assert "UTMALDG" in explanation.compiled.sass
+    assert [remark.transformation for remark in explanation.remarks if remark.done] == ["own maxima"]
+    turn = explanation.ir[explanation.ir.index("= stream ") : explanation.ir.index("yield")]
+    assert len(re.findall(r"(?:max|sum)\(.*, \(1, 3\), keepdims=True\)", turn)) == 2
 
 
 def test_explain_says_it(monkeypatch, capfd):

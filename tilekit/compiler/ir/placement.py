@@ -10,9 +10,10 @@ from collections.abc import Mapping
 
 from tilekit.compiler.ir.elementwise import is_elementwise
 from tilekit.compiler.ir.nodes import LOOPS, Constant, Operation, Region, Value
-from tilekit.compiler.ir.types import TensorType, TileType
+from tilekit.compiler.ir.types import ObjectType, TensorType, TileType
 from tilekit.compiler.layouts.linear import Config, Layout
 from tilekit.lang import create, memory
+from tilekit.lang.views import TileGrid, TileRow
 
 __all__ = ["layouts_of"]
 
@@ -21,23 +22,46 @@ _SPLATS = (create.zeros, create.ones, create.full)
 
 def layouts_of(kernel: Region, config: Config) -> Mapping[Value, Layout]:
     """The layouts of tiles, as far as they are known, in blocks of such a configuration."""
+    units = {value.type.name: value.type.facts.unit for value in kernel.parameters if isinstance(value.type, TensorType)}
     layouts: dict[Value, Layout] = {}
     splats: set[Value] = set()
     before = -1
     while before < len(layouts):
         before = len(layouts)
         for operation in kernel.walk():
-            _follow(operation, config, layouts, splats)
+            if operation.kind in LOOPS:
+                _follow_loop(operation, config, units, layouts, splats)
+            else:
+                _follow(operation, config, layouts, splats)
     return layouts
+
+
+def _follow_loop(
+    loop: Operation, config: Config, units: Mapping[str, int | None], layouts: dict[Value, Layout], splats: set[Value]
+) -> None:
+    """Note how what turns are given lies: tiles of streams as if they were loaded, and what a loop carries."""
+    for before, first, result in zip(loop.carried, loop.initial, loop.results, strict=True):
+        if isinstance(first, Value) and first in layouts and first not in splats:
+            layouts[before] = layouts[result] = layouts[first]
+    (body,) = loop.regions
+    for stream, tile in zip(loop.operands, body.parameters, strict=False):
+        name = _tensor_of(stream.type.object) if isinstance(stream, Value) and isinstance(stream.type, ObjectType) else None
+        if name is not None and name in units and isinstance(tile.type, TileType):
+            layouts[tile] = Layout.blocked(tile.type.shape, config, units[name])
+
+
+def _tensor_of(view: object) -> str | None:
+    """The name of the tensor that a view is of."""
+    match view:
+        case TileRow():
+            return _tensor_of(view.grid)
+        case TileGrid():
+            return view.windows._view.name
+    return None
 
 
 def _follow(operation: Operation, config: Config, layouts: dict[Value, Layout], splats: set[Value]) -> None:
     """Note how what an operation makes lies."""
-    if operation.kind in LOOPS:
-        for before, first, result in zip(operation.carried, operation.initial, operation.results, strict=True):
-            if isinstance(first, Value) and first in layouts and first not in splats:
-                layouts[before] = layouts[result] = layouts[first]
-        return
     if len(operation.results) != 1 or not isinstance(kind := operation.results[0].type, TileType):
         return
     (result,), source = operation.results, operation.operands[0] if operation.operands else None

@@ -38,6 +38,7 @@ from tilekit.lang import create, elementwise, exponential, reduction, shape
 
 __all__ = ["take_own_maxima"]
 
+_LOOPS = ("for", "each", "stream")
 _EXPONENTIALS = (exponential.exp, exponential.exp2)
 _SAID = "each thread goes by the largest element of its own; maxima and sums meet behind the loop"
 
@@ -49,7 +50,7 @@ def take_own_maxima(kernel: Region) -> int:
     defined, layouts, count = definitions(kernel), layouts_of(kernel, kernel.config), 0
     with sampling():
         for region in list(kernel.regions()):
-            loops = [operation for operation in region.operations if operation.kind == "for" and not operation.leaves_early()]
+            loops = [operation for operation in region.operations if operation.kind in _LOOPS and not operation.leaves_early()]
             for loop in loops:
                 for at in range(len(loop.results)):
                     softmax = _Softmax(loop, at, defined, layouts)

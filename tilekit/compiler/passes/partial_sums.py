@@ -42,7 +42,7 @@ from tilekit.lang import calculation, create, elementwise, reduction
 __all__ = ["add_up_by_parts"]
 
 _PARTS, _NEIGHBOURS = 4, 2  # threads that share a row of a product's result, and how many columns beside each other one holds
-_LOOPS = ("for", "stream")
+_LOOPS = ("for", "each", "stream")
 _EXACT = 1 << 53  # less than this a float has each integer
 _SAID = "each thread adds up its own part; parts are added where the sum is read"
 _CHOSEN = {elementwise.maximum: reduction.max_, elementwise.minimum: reduction.min_}
