@@ -27,13 +27,13 @@ import numpy as np
 from tilekit import dtypes
 from tilekit.compiler.ir.constants import dtype_constant, number_in
 from tilekit.compiler.ir.insertion import Insertion
-from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions
+from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions, values_of
 from tilekit.compiler.ir.placement import layouts_of
 from tilekit.compiler.ir.products import is_product
 from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.ir.types import ScalarType, TileType, sampling
 from tilekit.compiler.layouts.linear import Layout
-from tilekit.compiler.passes.thread_parts import Cut, cut_of, folded, operand_of_axes, operand_of_shape
+from tilekit.compiler.passes.thread_parts import cut_of, folded, operand_of_axes, operand_of_shape
 from tilekit.lang import create, elementwise, exponential, reduction, shape
 
 __all__ = ["take_own_maxima"]
@@ -88,40 +88,31 @@ class _Softmax:
         self.old, self.new, self.first = loop.carried[at], self.body.operands[at], loop.initial[at]
         self.roles: dict[Value, _Role] = {}
         self.sums: dict[int, float] = {}  # by their number, what each begins with
-        self.powers: dict[int, Operation] = {}  # and how much the maximum has grown
 
     def is_one(self) -> bool:
         """Whether it is, and all that reads it is known."""
         made, number = self._made(self.new, elementwise.maximum), number_in(self.first, self.defined)
+        fold = None if made is None else self._made(next((x for x in made.operands if x is not self.old), None), reduction.max_)
         if (
             not isinstance(self.new, Value)
             or made is None
-            or number is None
-            or math.isnan(number)
-            or number == math.inf
+            or fold is None
             or made.keywords
+            or fold.keywords.keys() - {"axis", "keepdims"}
         ):
             return False
-        other = next((x for x in made.operands if x is not self.old), None)
-        self.fold = self._made(other, reduction.max_)
-        found = None if self.fold is None or self.fold.keywords.keys() - {"axis", "keepdims"} else folded(self.fold)
-        if (
-            self.fold is None
-            or found is None
-            or not isinstance(self.old.type, TileType)
-            or not dtypes.is_float(self.old.type.dtype)
-        ):
+        found, kind = folded(fold), self.old.type
+        if found is None or number is None or math.isnan(number) or number == math.inf or kind != fold.results[0].type:
             return False
-        (self.tile, self.axes), self.number, self.maximum = found, number, made
+        (self.tile, self.axes), self.number, self.maximum, self.fold = found, number, made, fold
         cut = cut_of(self.layouts[self.tile], self.axes) if self.tile in self.layouts else None
-        if cut is None or self.old.type.dtype.itemsize < 4 or self.old.type != self.fold.results[0].type:
+        if cut is None or not isinstance(kind, TileType) or not dtypes.is_float(kind.dtype) or kind.dtype.itemsize < 4:
             return False
-        self.cut: Cut = cut
+        self.cut, self.kept = cut, tuple(1 if d in self.axes else n for d, n in enumerate(self._extents(self.tile)))
         self.roles = {self.old: _Role(_MAXIMUM), self.new: _Role(_MAXIMUM)}
         for operation in self.body.operations:
-            reads = {value for region in operation.regions for each in region.walk() for value in each.reads()}
-            reads.update(value for region in operation.regions for each in region.regions() for value in _ends(each))
-            if operation is made or not self.roles.keys() & (reads | set(operation.reads())):
+            inner = [value for region in operation.regions for each in region.regions() for value in _read_in(each)]
+            if operation is made or not self.roles.keys() & {*operation.reads(), *inner}:
                 continue
             role = None if operation.regions or len(operation.results) != 1 else self._role(operation)
             if role is None:
@@ -139,38 +130,49 @@ class _Softmax:
         """What an operation makes that reads what depends on the maximum; None if that is not known."""
         roles = [self.roles.get(x) if isinstance(x, Value) else None for x in operation.operands]
         names, (first, *rest) = [role.name if role else "" for role in roles], operation.operands
-        called = operation.what.value if operation.kind == "call" and isinstance(operation.what, Constant) else None
+        small = math.prod(self._extents(operation.results[0])) == math.prod(self.kept)
+        if any(value in self.roles for operand in operation.keywords.values() for value in values_of(operand)):
+            return None
         if names[0] == _MAXIMUM and (operation.kind == "item" or (operation.kind, operation.what) == ("method", "reshape")):
-            return roles[0] if not any(names[1:]) and self._is_small(operation.results[0]) else None
+            return roles[0] if small and not any(names[1:]) else None
         if (operation.kind, operation.what) == ("binary", "-") and self._root(rest[0]) is self.new:
-            grown = names[0] == _MAXIMUM and self._root(first) is self.old
-            below = not names[0] and self._is_whole(first) and self._is_whole(operation.results[0])
-            return _Role(_GROWN) if grown else _Role(_BELOW) if below else None
-        return None if _MAXIMUM in names else self._of_powers(operation, called, roles, names)
+            if names[0] == _MAXIMUM and self._root(first) is self.old and small:
+                return _Role(_GROWN)
+            along = (1,) * (len(self.kept) - len(self._extents(rest[0]))) + self._extents(rest[0])
+            return _Role(_BELOW) if first is self.tile and along == self.kept else None
+        return None if _MAXIMUM in names or not any(names) else self._of_powers(operation, roles, names, small)
 
-    def _of_powers(self, operation: Operation, called: Any, roles: list[_Role | None], names: list[str]) -> _Role | None:
+    def _of_powers(self, operation: Operation, roles: list[_Role | None], names: list[str], small: bool) -> _Role | None:
         """The same, behind the differences."""
         (read, role), *more = [(at, role) for at, role in enumerate(roles) if role is not None]
+        called = operation.what.value if operation.kind == "call" and isinstance(operation.what, Constant) else None
         other = operation.operands[1 - read] if len(roles) == 2 else None
+        whole = self._extents(operation.results[0]) == self._extents(self.tile)
         if any(called is each for each in _EXPONENTIALS) and role.name in (_BELOW, _GROWN):
             return _Role(f"power {role.name}", (called, role.base and role.base[1]))
         if (operation.kind, operation.what) == ("binary", "*") and not more:
-            if role.name in (_BELOW, _GROWN) and role.base is None and _is_scalar(other):
+            if role.name in (_BELOW, _GROWN) and role.base is None and self._is_number(other):
                 return _Role(role.name, (None, other))
-            if role.name == f"power {_GROWN}" and isinstance(other, Value) and other in self.loop.carried:
+            if role.name == f"power {_GROWN}" and isinstance(other, Value) and other in self.loop.carried and small:
                 return _Role("scaled", role.base, self.loop.carried.index(other))
-            if role.name == f"power {_BELOW}" and self._is_whole(operation.results[0]):
+            if role.name == f"power {_BELOW}" and whole:
                 return role
-        if called is elementwise.where and names[0] == names[2] == "" and operation.operands[2] in (Constant(0), Constant(0.0)):
-            return role if role.name == f"power {_BELOW}" and self._is_whole(operation.results[0]) else None
-        if called is reduction.sum_ and role.name == f"power {_BELOW}":
+        if called is elementwise.where and role.name == f"power {_BELOW}" and names[1:] == [role.name, ""] and whole:
+            return role if operation.operands[2] in (Constant(0), Constant(0.0)) else None
+        if called is reduction.sum_ and role.name == f"power {_BELOW}" and small:
             found = folded(operation)
-            same = found is not None and found[1] == self.axes and self._is_small(operation.results[0])
-            return _Role("sum", role.base) if same else None
-        if (operation.kind, operation.what, sorted(names)) == ("binary", "+", ["scaled", "sum"]):
+            return _Role("sum", role.base) if found is not None and found[1] == self.axes else None
+        if (operation.kind, operation.what, sorted(names)) == ("binary", "+", ["scaled", "sum"]) and small:
             bases, at = {each.base for each in roles if each}, next(each.at for each in roles if each and each.name == "scaled")
             return _Role("after", role.base, at) if len(bases) == 1 else None
         return None
+
+    def _is_number(self, operand: Operand | None) -> bool:
+        """Whether it is a number that no turn changes."""
+        if isinstance(operand, Value):
+            here = operand in self.body.parameters or any(operand in each.results for each in self.body.operations)
+            return isinstance(operand.type, ScalarType) and not here
+        return isinstance(operand, Constant)
 
     def _root(self, value: Operand) -> Operand:
         """The maximum behind views of it."""
@@ -178,19 +180,9 @@ class _Softmax:
             value = self.defined[value].operands[0]
         return value
 
-    def _is_whole(self, value: Operand) -> bool:
-        """Whether it is a tile as large as the one whose maximum is taken."""
-        assert isinstance(self.tile.type, TileType), "a tile"
-        return isinstance(value, Value) and isinstance(value.type, TileType) and value.type.shape == self.tile.type.shape
-
-    def _is_small(self, value: Operand) -> bool:
-        """Whether it has an element for each of the maxima."""
-        assert isinstance(self.old.type, TileType), "a tile"
-        return (
-            isinstance(value, Value)
-            and isinstance(value.type, TileType)
-            and math.prod(value.type.shape) == math.prod(self.old.type.shape)
-        )
+    def _extents(self, value: Operand) -> tuple[int, ...]:
+        """The shape of a tile; of a number that of one element."""
+        return value.type.shape if isinstance(value, Value) and isinstance(value.type, TileType) else ()
 
     def _ends_well(self) -> bool:
         """Whether what depends on the maximum goes round as sums below it, and nothing else does."""
@@ -266,9 +258,8 @@ class _Softmax:
         """An operand, cut as the tile is."""
         if operand in known or not isinstance(operand, Value) or not isinstance(operand.type, TileType):
             return known.get(operand, operand)
-        assert isinstance(self.tile.type, TileType), "a tile"
-        if not self._is_whole(operand):
-            operand = new.call(shape.broadcast_to, operand, operand_of_shape(self.tile.type.shape))
+        if self._extents(operand) != self._extents(self.tile):
+            operand = new.call(shape.broadcast_to, operand, operand_of_shape(self._extents(self.tile)))
         return new.emit("method", [operand, operand_of_shape(self.cut.shape)], "reshape")
 
     def _behind(self, results: Mapping[int, Value]) -> list[Operation]:
@@ -301,9 +292,7 @@ def _least(value: Value) -> float:
     return float(np.finfo(value.type.dtype).min)
 
 
-def _is_scalar(operand: Operand | None) -> bool:
-    return isinstance(operand, Constant) or (isinstance(operand, Value) and isinstance(operand.type, ScalarType))
-
-
-def _ends(region: Region) -> list[Value]:
-    return [value for value in region.operands if isinstance(value, Value)]
+def _read_in(region: Region) -> list[Value]:
+    """What a region reads, without those in it."""
+    ends = (value for operand in region.operands for value in values_of(operand))
+    return [*(value for operation in region.operations for value in operation.reads()), *ends]
