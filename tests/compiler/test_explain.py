@@ -8,7 +8,7 @@ import pytest
 
 import tilekit as tk
 from tilekit import api
-from tilekit.compiler import build, optimize
+from tilekit.compiler import assembly, optimize
 from tilekit.compiler.explain import resident_blocks
 from tilekit.compiler.ir.products import is_product
 from tilekit.compiler.ir.remarks import remark
@@ -174,7 +174,7 @@ def test_products_that_ptxas_serialises_are_compiled_otherwise(monkeypatch, numb
     """Operands in registers of their own are given up; what ptxas still says then is told."""
     said = f"ptxas info    : ({number}) Potential Performance Loss: wgmma.mma_async instructions are serialized due to {reason}"
     log = f"INFO: NVVM70 LTOIR Container created (112492 bytes)\n{said}{of}"
-    attempts, look = [], build._look_at_log
+    attempts, look = [], assembly._look_at_log
 
     def looked(_, compilation):
         attempts.append(compilation.pipelines.apart)
@@ -188,7 +188,7 @@ def test_products_that_ptxas_serialises_are_compiled_otherwise(monkeypatch, numb
             acc = tk.mma(p.astype(tk.float16), value, acc)
         o.store(acc)
 
-    monkeypatch.setattr(build, "_look_at_log", looked)
+    monkeypatch.setattr(assembly, "_look_at_log", looked)
     o, q = api.meta((512, 64)), api.meta((512, 64), tk.float16)
     for always in (False, True):
         attempts.clear()

@@ -76,15 +76,15 @@ def doubled(y: tk.Out, x: tk.In):
 
 
 def test_a_kernel_that_compiles_pauses_it(monkeypatch):
-    from tilekit.compiler import build
+    from tilekit.compiler import assembly
 
-    states, translate = [], build.translate
+    states, translate = [], assembly.translate
 
     def watched(*arguments, **options):
         states.append(gc.isenabled())
         return translate(*arguments, **options)
 
-    monkeypatch.setattr(build, "translate", watched)
+    monkeypatch.setattr(assembly, "translate", watched)
     doubled(api.meta((64,)).partition(64), api.meta((64,))).compile(target="sm_90a")
     assert states
     assert not any(states)

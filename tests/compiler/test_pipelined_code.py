@@ -440,7 +440,7 @@ def test_a_kernel_that_fails_with_rings_says_so(monkeypatch, caplog):
 
 def test_threads_that_load_get_more_registers_if_any_spill(monkeypatch):
     """The second try counts if less spills, and not if it fails."""
-    tried, assemble = [], build._assembled
+    tried, assemble = [], build.assembled
 
     def assembled(*args, **options):
         tried.append(args[5].spare)
@@ -448,7 +448,7 @@ def test_threads_that_load_get_more_registers_if_any_spill(monkeypatch):
             raise Unfit("no")
         return assemble(*args, **options)
 
-    monkeypatch.setattr(build, "_assembled", assembled)
+    monkeypatch.setattr(build, "assembled", assembled)
     spills = property(lambda kernel: 8 if "setmaxnreg.dec.sync.aligned.u32 40;" in kernel.ptx else 0)
     monkeypatch.setattr(build.CompiledKernel, "spilled_bytes", spills)
     for fails, registers in ((False, ["224", "56"]), (True, ["232", "40"])):

@@ -17,7 +17,7 @@ from through_ir import ir_of
 
 import tilekit as tk
 from tilekit import api
-from tilekit.compiler import build
+from tilekit.compiler import assembly
 from tilekit.compiler.ir.products import is_product
 from tilekit.compiler.ir.remarks import collected
 from tilekit.compiler.optimize import PASSES
@@ -903,10 +903,10 @@ def test_blocks_are_in_their_order_where_registers_are_short():
 def test_a_loop_is_not_rotated_where_ptxas_serialises_its_products(monkeypatch):
     """Whether ptxas does that differs from one version to the next: what its log says of the rotated kernel is put there."""
     log = "wgmma.mma_async instructions are serialized due to a reason of its own in the function 'attention'"
-    look = build._look_at_log
+    look = assembly._look_at_log
     of_attention.cache_clear()
     with monkeypatch.context() as patch:
-        patch.setattr(build, "_look_at_log", lambda _, compilation: look(log * (compilation.pipelines.rings > 2), compilation))
+        patch.setattr(assembly, "_look_at_log", lambda _, compilation: look(log * (compilation.pipelines.rings > 2), compilation))
         undone = of_attention(128, 64, 64)
     of_attention.cache_clear()
     reason = "ptxas would run its products one after the other: a reason of its own"

@@ -18,7 +18,8 @@ from numba.cuda import types
 from tilekit import dtypes
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor
-from tilekit.compiler.build import argument_types, as_written, translate, with_enough_warps
+from tilekit.compiler.assembly import argument_types, translate
+from tilekit.compiler.build import as_written, with_enough_warps
 from tilekit.compiler.codegen.compilation import Compilation
 from tilekit.compiler.codegen.types import TensorType
 from tilekit.compiler.facts import MOST_NARROW, ArgumentFacts, TensorFacts
