@@ -248,7 +248,7 @@ def helper(g: Grammar) -> None:
 
 @row("pipelined")
 def pipelined(g: Grammar) -> None:
-    """Tiles of one or two tensors, one after the other, in a loop that adds them up."""
+    """Tiles of one or two tensors, one after the other, in a loop that adds them up, or folds each and adds that up."""
     if g.depth > 0 or len(g.tensors) > 7:
         raise Unfit
     first = g.dtype([F16, F32, BF16, DTYPES["int8"], F64, INT32])
@@ -272,6 +272,10 @@ def pipelined(g: Grammar) -> None:
     acc_dtype = F64 if first == F64 else F32 if is_float(first) else INT32
     product = len(streams) == 2 and first != INT32
     acc_shape = (m, n) if product else (m, k)
+    folds = not product and (g.mode == "exact" or not is_float(first)) and g.draw.chance(60)
+    axis, larger = g.draw.below(2), folds and g.draw.chance(40)
+    if folds:
+        acc_shape = (1, k) if axis == 0 else (m, 1)
     start = g.let(
         f"tk.zeros({acc_shape}, tk.{acc_dtype.name})", (), acc_dtype, acc_shape, lambda: Value(np.zeros(acc_shape, acc_dtype))
     )
@@ -286,6 +290,14 @@ def pipelined(g: Grammar) -> None:
             made = g.let(
                 "tk.mma({0}, {1}, {2})", [ta, names[1], acc], acc_dtype, acc_shape,
                 lambda a, b, c: semantics.product(a, b, c, acc_dtype, "ieee"), sure=acc.sure,
+            )  # fmt: skip
+        elif folds:
+            tb = g.converted(ta, acc_dtype)
+            made = g.let(
+                f"tk.maximum({{0}}, tk.max({{1}}, {axis}, keepdims=True))" if larger
+                else f"{{0}} + tk.sum({{1}}, {axis}, keepdims=True)", [acc, tb], acc_dtype, acc_shape,
+                lambda a, b: semantics.extreme(a, semantics.most(b, (axis,), True, True), True) if larger
+                else semantics.add(a, semantics.total(b, (axis,), True)), sure=acc.sure,
             )  # fmt: skip
         else:
             tb = g.converted(ta, acc_dtype)
@@ -303,6 +315,8 @@ def pipelined(g: Grammar) -> None:
 
     stages = g.draw.pick(["", "", ", stages=2", ", stages=1"])
     head = f"for {', '.join(v.name for v in names)} in tk.pipelined({', '.join(parts)}{stages}):"
+    if len(parts) == 1 and g.draw.chance(40):
+        head = f"for {names[0].name} in {parts[0]}:"
     g.body.append(Block(head, body, run, writes=(acc, *names)))
     g.scope.append(acc)
 

@@ -57,10 +57,12 @@ def test_kernels(device, cases, mode, record_property):
     assert statistics.programs <= 20 or statistics.sure > everything * 0.5
 
 
-@pytest.mark.parametrize("mode", ["exact", "wild"])
-def test_kernels_by_way_of_the_ir(cases, mode):
+@pytest.mark.parametrize(
+    ("mode", "by"), [("exact", through_ir.rewritten), ("wild", through_ir.rewritten), ("exact", through_ir.by_parts)]
+)
+def test_kernels_by_way_of_the_ir(cases, mode, by):
     """What the passes make of them is as right, and well formed behind each."""
-    with through_ir.rewritten():
+    with by():
         for seed in cases:
             check(seed, mode, lambda p: running.problem(p, [tk.Device("cpu")]), cases)
 

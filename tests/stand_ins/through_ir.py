@@ -8,12 +8,14 @@ import pytest
 
 from tilekit._runtime.device import Device, use_device
 from tilekit.compiler import optimize
+from tilekit.compiler.ir.accesses import accesses
 from tilekit.compiler.ir.build import build
 from tilekit.compiler.ir.python import to_python
 from tilekit.compiler.ir.verify import verify
+from tilekit.compiler.kernel import choose_config
 from tilekit.launch import on_cpu, specialisation
 
-__all__ = ["both_ways", "ir_of", "rewritten", "run_through_ir"]
+__all__ = ["both_ways", "by_parts", "ir_of", "rewritten", "run_through_ir"]
 
 
 def ir_of(launch, *passes):
@@ -36,6 +38,7 @@ def run_through_ir(*passes):
     def interpreted(chosen):
         made = on_cpu.Interpreted(chosen)
         kernel = build(chosen.bound, chosen.facts)
+        kernel.config = choose_config(chosen.facts, None, tuple(accesses(kernel)))
         verify(kernel)
         for rewrite in passes:
             rewrite(kernel)
@@ -53,6 +56,11 @@ def run_through_ir(*passes):
 def rewritten():
     """All passes, in order."""
     return run_through_ir(*optimize.PASSES)
+
+
+def by_parts():
+    """Those of kernels without rings."""
+    return run_through_ir(*optimize.FOLDING)
 
 
 def both_ways(run, device):
