@@ -78,6 +78,9 @@ _ATTENTION = {
     "test_tiles_of_many_queries": 4,
     "test_scores_that_are_asked_for_ahead": 5,
     "test_gradients_with_products_under_way": 3,
+    "test_blocks_of_low_tiles_share_a_multiprocessor": "^128-True$",
+    "test_blocks_that_all_have_room_find_nothing_out": 1,
+    "test_the_gradients_of_one_tile_of_keys_need_no_sums": "^True-128|128-True",
     "test_lengths_and_masks": 8,
     "test_head_sizes": 7,
 }
@@ -95,9 +98,18 @@ _PACKED = {
 
 # Results on the CPU device, where many members run the same code on other numbers.
 _RESULTS = {
-    "kernels/gemm/test_abreast": {"test_products": 18},
+    "kernels/gemm/test_abreast": {
+        "test_products": 18,
+        "test_columns_that_are_contiguous_are_multiplied_as_many_as_there_are": 3,
+        "test_batches_and_groups_have_one_instruction_for_both_tiles": 3,
+        "test_warps_that_a_tile_suggests": 2,
+    },
     "kernels/gemm/test_grouped": {"test_tiles": 4, "test_groups": 12},
-    "kernels/gemm/test_schedules": {"test_a_thread_of_exact_float32_reads_an_operand_for_eight_products": 3},
+    "kernels/gemm/test_schedules": {
+        "test_a_thread_of_exact_float32_reads_an_operand_for_eight_products": 3,
+        "test_blocks_of_exact_float32_have_room": 3,
+        "test_rows_that_begin_between_sectors_are_written_in_long_pieces": 3,
+    },
     "kernels/test_losses": {"test_forward_and_backward": 10},
     "kernels/attention/test_attention_decode": {"test_one_query": 9},
     "kernels/collective/test_products": {"test_scattered": 3, "test_dtypes": 2},
@@ -161,7 +173,15 @@ FAMILIES: dict[str, int | str | None] = {
         },
         "compiler/test_parts": {"test_conversions_in_parts": 3},
         "compiler/test_unaligned": {"test_ready_made_kernels_on_rows": 14},
-        "compiler/test_ptxas_defects": {"test_negatives_of_bytes": 6},
+        "compiler/test_ptxas_defects": {
+            "test_negatives_of_bytes": 6,
+            "test_products_without_registers_are_not_given_to_ptxas": 1,
+        },
+        "compiler/test_explain": {"test_products_that_ptxas_serialises_are_compiled_otherwise": 2},
+        "compiler/test_exact_products": {"test_the_loop_is_multiply_adds": 3, "test_tiles_lie_across_what_is_summed_over": 2},
+        "compiler/frontend/test_chosen_tensors": {"test_every_loop_comes_ahead": 2},
+        "compiler/passes/test_first_turns": {"test_they_are_as_fast": 4},
+        "compiler/passes/test_unswitched": {"test_they_are_as_fast": 2},
         "compiler/test_narrow_rows": {
             "test_16_bits": "^(pipelined-32-TN|plain-16-NT|plain-32-NN)$",
             "test_other_types": "^(e4m3, 64|tf32, 16, turned over)$",

@@ -408,9 +408,9 @@ def _remarks(remarks: list[Remark], notes: list[tuple[Any, ...]]) -> tuple[Remar
     otherwise = None if why is None else f"the kernel is compiled as it is written: {why}"
     apart = {line: dict(rest[-1]).get(TOGETHER) for line, kind, *rest in notes if kind == "product"}
     said = [rest[0] for _, kind, *rest in notes if kind == "remark"]  # of the kernel as it was compiled, without rings
-    told = {(remark.stack, remark.transformation) for remark in said}
+    without_rings = {(remark.stack, remark.transformation) for remark in said}
     for remark in remarks:
-        if (remark.stack, remark.transformation) in told:
+        if (remark.stack, remark.transformation) in without_rings:
             continue
         # The order concerns a kernel as it is written, too.
         reason = given_up.get(remark.transformation, None if remark.transformation == ORDER else otherwise)

@@ -91,20 +91,24 @@ class _Softmax:
 
     def is_one(self) -> bool:
         """Whether it is, and all that reads it is known."""
-        made, number = self._made(self.new, elementwise.maximum), number_in(self.first, self.defined)
-        fold = None if made is None else self._made(next((x for x in made.operands if x is not self.old), None), reduction.max_)
+        larger, number = self._call_of(self.new, elementwise.maximum), number_in(self.first, self.defined)
+        fold = (
+            None
+            if larger is None
+            else self._call_of(next((x for x in larger.operands if x is not self.old), None), reduction.max_)
+        )
         if (
             not isinstance(self.new, Value)
-            or made is None
+            or larger is None
             or fold is None
-            or made.keywords
+            or larger.keywords
             or fold.keywords.keys() - {"axis", "keepdims"}
         ):
             return False
-        found, kind = folded(fold), self.old.type
-        if found is None or number is None or math.isnan(number) or number == math.inf or kind != fold.results[0].type:
+        of, kind = folded(fold), self.old.type
+        if of is None or number is None or math.isnan(number) or number == math.inf or kind != fold.results[0].type:
             return False
-        (self.tile, self.axes), self.number, self.maximum, self.fold = found, number, made, fold
+        (self.tile, self.axes), self.number, self.maximum, self.fold = of, number, larger, fold
         cut = cut_of(self.layouts[self.tile], self.axes) if self.tile in self.layouts else None
         if cut is None or not isinstance(kind, TileType) or not dtypes.is_float(kind.dtype) or kind.dtype.itemsize < 4:
             return False
@@ -112,7 +116,7 @@ class _Softmax:
         self.roles = {self.old: _Role(_MAXIMUM), self.new: _Role(_MAXIMUM)}
         for operation in self.body.operations:
             inner = [value for region in operation.regions for each in region.regions() for value in _read_in(each)]
-            if operation is made or not self.roles.keys() & {*operation.reads(), *inner}:
+            if operation is larger or not self.roles.keys() & {*operation.reads(), *inner}:
                 continue
             role = None if operation.regions or len(operation.results) != 1 else self._role(operation)
             if role is None:
@@ -120,11 +124,11 @@ class _Softmax:
             self.roles[operation.results[0]] = role
         return self._ends_well()
 
-    def _made(self, value: Operand | None, function: Any) -> Operation | None:
+    def _call_of(self, value: Operand | None, function: Any) -> Operation | None:
         """The call of a function in this turn that made a value."""
-        made = self.defined.get(value) if isinstance(value, Value) else None
-        called = made.what.value if made is not None and made.kind == "call" and isinstance(made.what, Constant) else None
-        return made if called is function and made in self.body.operations else None
+        call = self.defined.get(value) if isinstance(value, Value) else None
+        called = call.what.value if call is not None and call.kind == "call" and isinstance(call.what, Constant) else None
+        return call if called is function and call in self.body.operations else None
 
     def _role(self, operation: Operation) -> _Role | None:
         """What an operation makes that reads what depends on the maximum; None if that is not known."""
@@ -160,8 +164,7 @@ class _Softmax:
         if called is elementwise.where and role.name == f"power {_BELOW}" and names[1:] == [role.name, ""] and whole:
             return role if operation.operands[2] in (Constant(0), Constant(0.0)) else None
         if called is reduction.sum_ and role.name == f"power {_BELOW}" and small:
-            found = folded(operation)
-            return _Role("sum", role.base) if found is not None and found[1] == self.axes else None
+            return _Role("sum", role.base) if folded(operation) == (operation.operands[0], self.axes) else None
         if (operation.kind, operation.what, sorted(names)) == ("binary", "+", ["scaled", "sum"]) and small:
             bases, at = {each.base for each in roles if each}, next(each.at for each in roles if each and each.name == "scaled")
             return _Role("after", role.base, at) if len(bases) == 1 else None

@@ -51,13 +51,13 @@ _CHOSEN = {elementwise.maximum: reduction.max_, elementwise.minimum: reduction.m
 def add_up_by_parts(kernel: Region) -> int:
     """Let parts of sums be added up round loops, in the place of sums; how many there are."""
     with sampling():
-        found = list(_Sums(kernel).all())
-        for start, steps in found:
+        sums = list(_Sums(kernel).all())
+        for start, steps in sums:
             _divide(start, steps)
             for step in steps:
                 if isinstance(step, _Addition):
                     remark(step.last.location, "partial sums", _SAID)
-    return len(found)
+    return len(sums)
 
 
 class _Way(NamedTuple):
@@ -272,10 +272,10 @@ class _Sums:
 
     def _folded(self, operation: Operation, total: Value) -> tuple[Value | None, Cut | None]:
         """The tile that an operation folds, and how it is cut."""
-        found = folded(operation)
-        if found is None or operation.results[0].type != total.type:
+        of = folded(operation)
+        if of is None or operation.results[0].type != total.type:
             return None, None
-        tile, axes = found
+        tile, axes = of
         assert isinstance(tile.type, TileType), "a fold is of a tile"
         shape = tile.type.shape
         if tile in self._products:

@@ -52,8 +52,8 @@ def cut_of(layout: Layout, axes: tuple[int, ...]) -> Cut | None:
             shape.append(extent)
             continue
         pieces = [1]
-        for place in reversed(layout.axis(axis)):
-            if (place.kind == "reg") == len(pieces) % 2:
+        for bit in reversed(layout.axis(axis)):
+            if (bit.kind == "reg") == len(pieces) % 2:
                 pieces[-1] *= 2
             else:
                 pieces.append(2)
