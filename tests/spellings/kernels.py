@@ -70,6 +70,37 @@ def kernel(y: tk.Out, x: tk.In):
     y.store((e / total).astype(y.dtype))
 """
 
+LONG_SOFTMAX = """
+@tk.kernel(num_warps=4)
+def kernel(y: tk.Out, x: tk.In):
+    m = tk.full((1, 1), float('-inf'), tk.float32)
+    total = tk.zeros((1, 1), tk.float32)
+    squares = tk.zeros((1, 1), tk.float32)
+    for j in range(tk.cdiv(x.shape[1], 1024)):
+        t = tk.load(x, (tk.bid(0), j), (1, 1024), padding_mode='-inf').astype(tk.float32)
+        higher = tk.maximum(m, tk.max(t, 1, keepdims=True))
+        p = tk.exp(t - higher)
+        shrink = tk.exp(m - higher)
+        total = total * shrink + tk.sum(p, 1, keepdims=True)
+        m = higher
+    for j in range(tk.cdiv(x.shape[1], 1024)):
+        t = tk.load(x, (tk.bid(0), j), (1, 1024)).astype(tk.float32)
+        squares = squares + tk.sum(t * t, 1, keepdims=True)
+    y.store((m + tk.log(total) + tk.sqrt(squares)).astype(y.dtype))
+"""
+
+COLUMNS = """
+@tk.kernel(num_warps=4)
+def kernel(y: tk.Out, x: tk.In):
+    total = tk.zeros(64, tk.float32)
+    largest = tk.full(64, float('-inf'), tk.float32)
+    for i in range(tk.cdiv(x.shape[0], 128)):
+        t = tk.load(x, (i, tk.bid(0)), (128, 64)).astype(tk.float32)
+        total = total + tk.sum(t, 0)
+        largest = tk.maximum(largest, tk.max(t, 0))
+    y.store((total + largest).astype(y.dtype))
+"""
+
 LAYER_NORM = """
 @tk.kernel(num_warps=4)
 def kernel(y: tk.Out, x: tk.In, weight: tk.In, bias: tk.In):
@@ -136,6 +167,15 @@ def _softmax(x):
     return e / e.sum(1, keepdims=True)
 
 
+def _long_softmax(x):
+    x = x.astype(np.float64)
+    return np.log(np.exp(x).sum(1, keepdims=True)) + np.sqrt((x * x).sum(1, keepdims=True))
+
+
+def _columns(x):
+    return x.astype(np.float64).sum(0) + x.max(0)
+
+
 def _wide(*arrays):
     return (array.astype(np.float64) for array in arrays)
 
@@ -154,6 +194,8 @@ KERNELS = {
     "convolution": (CONVOLUTION, lambda d: [_normal(d, 3, 128, 128), _normal(d, 3, 128, 64)], ((128, 64), (64, 64)), (),
                     lambda a, b: np.einsum("tik,tkj->ij", *_wide(a, b))),
     "softmax": (SOFTMAX, lambda d: [_normal(d, 8, 1000)], ((8, 1000), (4, 1024)), (), _softmax),
+    "long softmax": (LONG_SOFTMAX, lambda d: [_normal(d, 4, 5000)], ((4, 1), (1, 1)), (), _long_softmax),
+    "columns": (COLUMNS, lambda d: [_normal(d, 512, 128)], ((128,), (64,)), (), _columns),
     "layer norm": (LAYER_NORM, lambda d: [_normal(d, 8, 1024), *(_normal(d, 1024, dtype=np.float32) for _ in range(2))],
                    ((8, 1024), (4, 1024)), (), _layer_norm),
     "attention": (FULL, lambda d: [_normal(d, 2, n, 64) for n in (128, 384, 384)], ((2, 128, 64), (1, 128, 64)), (),

@@ -182,6 +182,21 @@ def test_other_loops_stay_as_they_are(make):
     assert not any("[1, 1, 128, 1]" in line for line in lines)
 
 
+def test_a_sum_whose_negative_is_subtracted_is_added():
+    def kernel(y: tk.Out, x: tk.In, n: int):
+        total, other = tk.zeros((1, 1), tk.float32), tk.zeros((1, 1), tk.float32)
+        for i in range(n):
+            row = tk.sum(tk.load(x, (tk.bid(0), i), (1, 1024)), 1, keepdims=True)
+            total = total - -row
+            less = -tk.sum(tk.load(x, (tk.bid(0), 2 * i), (1, 1024)), 1, keepdims=True)
+            other = tk.maximum(other - less, less)
+        y.store(total + other)
+
+    lines, done = text_of(kernel, ROWS[0], api.meta((8, 4096)), 4)
+    assert done == {"partial sums"}
+    assert sum(" = -" in line for line in lines) == 1, "what something else reads stays"
+
+
 def test_sums_that_each_turn_rounds_stay_as_they_are():
     def kernel(y: tk.Out, x: tk.In, n: int):
         total = tk.zeros((1, 1), tk.float16)

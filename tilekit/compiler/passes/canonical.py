@@ -4,6 +4,7 @@
     tk.reshape(x, s), tk.astype(x, t)   x.reshape(s), x.astype(t); tk.transpose and tk.permute, too
     tk.load(x, index=i, shape=s)        tk.load(x, i, s), and so other calls; options that are what they are anyway are left out
     tk.less(x, y), tk.logical_and(a, b) x < y, a & b, of tiles, and of those of bools
+    x - -y                              x + y, of tiles
     tk.where(a > b, -inf, x)            tk.where(a <= b, x, -inf), of comparisons of integers
     tk.where(c | d, -inf, x)            tk.where(~(c | d), x, -inf), of what `Conditions` knows
     x + tk.where(m, 0.0, -inf)          tk.where(m, x, -inf); and tk.where(m, x, x - 1e30), where that is what is added
@@ -74,6 +75,8 @@ def canonicalize(kernel: Region) -> None:
                     _turn(operation, region, defined)
             elif (operation.kind, operation.what) == ("method", "astype"):
                 _drop_cast(operation, region, kernel)
+            elif (operation.kind, operation.what) == ("binary", "-"):
+                _add_negative(operation, kernel, defined)
             elif (operation.kind, operation.what) == ("binary", "+") and _choose(operation, region, defined):
                 _turn(operation, region, defined)
 
@@ -102,6 +105,21 @@ def _bind(call: Operation) -> None:
         real = isinstance(tile, TileType) and dtypes.is_float(tile.dtype)
         if call.keywords.get("padding_value") in ([Constant(0), Constant(0.0)] if real else [Constant(0)]):
             del call.keywords["padding_value"]  # they stand there anyway
+
+
+def _add_negative(difference: Operation, kernel: Region, defined: Mapping[Value, Operation]) -> None:
+    """Add what the negative of is subtracted."""
+    first, second = difference.operands
+    if not isinstance(second, Value) or not isinstance(second.type, TileType):
+        return
+    negative = defined.get(second)
+    if negative is None or (negative.kind, negative.what) != ("unary", "-"):
+        return
+    difference.what, difference.operands = "+", [first, negative.operands[0]]
+    ends = (value for region in kernel.regions() for operand in region.operands for value in values_of(operand))
+    if second not in ends and all(second not in operation.reads() for operation in kernel.walk()):
+        region = next(region for region in kernel.regions() if negative in region.operations)
+        region.operations.remove(negative)
 
 
 def _of_view(method: Operation, defined: Mapping[Value, Operation]) -> None:
