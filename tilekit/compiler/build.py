@@ -138,7 +138,7 @@ def _compiled(
     form = next(others, None)
     visits = None if form is None else form.visits
     if form is None or not form.rotated:
-        return _unrotated(accepted, config, attempt, ringed, form)
+        return _unrotated(accepted, None if checks else config, attempt, ringed, form)
     try:
         kernel, compilation = ringed(form)
     except (Unfit, CompileError) as error:
@@ -165,7 +165,7 @@ def _no_gain(kernel: CompiledKernel, compilation: Compilation) -> str:
 
 def _unrotated(
     accepted: Accepted,
-    config: Config,
+    config: Config | None,
     attempt: Attempt,
     ringed_form: Callable[[Form], tuple[CompiledKernel, Compilation]],
     form: Form | None,
@@ -213,10 +213,10 @@ def _has_wgmma(kernel: CompiledKernel) -> bool:
     return "wgmma." in kernel.ptx
 
 
-def as_written(accepted: Accepted, config: Config, attempt: Callable[[BoundKernel], T]) -> tuple[T, list[Remark]]:
+def as_written(accepted: Accepted, config: Config | None, attempt: Callable[[BoundKernel], T]) -> tuple[T, list[Remark]]:
     """A kernel without rings, and what passes said of it. Where numba does not take its text, with a variable that is unset above
-    or a path that types exclude, it is written anew."""
-    by_parts = folded(accepted, config)
+    or a path that types exclude, it is written anew. Without a configuration no pass runs over it."""
+    by_parts = None if config is None else folded(accepted, config)
     if by_parts is not None:
         with suppress(CompileError):  # then the one of the user's own text is raised
             return attempt(by_parts[0]), by_parts[1]

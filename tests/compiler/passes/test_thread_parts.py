@@ -12,6 +12,7 @@ from through_ir import ir_of, run_through_ir
 
 import tilekit as tk
 from tilekit import api
+from tilekit.compiler import build
 from tilekit.compiler.ir.printer import printed
 from tilekit.compiler.ir.remarks import collected
 from tilekit.compiler.layouts.linear import Config
@@ -473,6 +474,15 @@ def test_a_loop_has_no_shuffles_and_barriers(target):
         assert kernel.registers < 104
     assert counts[0] == counts[1]
     assert counts[0] <= (11, 4)
+
+
+def test_loads_that_are_checked_are_those_of_the_text(monkeypatch):
+    """A pass may load what no turn comes to."""
+    launch = tk.kernel(num_warps=4)(as_users_do)(*ROWS[:2], api.meta((8, 1 << 20), tk.float16), 256)
+    launch.consumed()
+    chosen = launch._plan("a test").specialisation
+    monkeypatch.setattr(build, "folded", lambda *_: pytest.fail("it was rewritten"))
+    assert build.build(chosen.bound, chosen.facts, 4, "sm_90a", checks=True).sites
 
 
 def streamed(y: tk.Out, x: tk.In):

@@ -30,18 +30,16 @@ def layouts_of(kernel: Region, config: Config) -> Mapping[Value, Layout]:
         before = len(layouts)
         for operation in kernel.walk():
             if operation.kind in LOOPS:
-                _follow_loop(operation, config, units, layouts, splats)
+                _follow_loop(operation, config, units, layouts)
             else:
                 _follow(operation, config, layouts, splats)
     return layouts
 
 
-def _follow_loop(
-    loop: Operation, config: Config, units: Mapping[str, int | None], layouts: dict[Value, Layout], splats: set[Value]
-) -> None:
+def _follow_loop(loop: Operation, config: Config, units: Mapping[str, int | None], layouts: dict[Value, Layout]) -> None:
     """Note how what turns are given lies: tiles of streams as if they were loaded, and what a loop carries."""
     for before, first, result in zip(loop.carried, loop.initial, loop.results, strict=True):
-        if isinstance(first, Value) and first in layouts and first not in splats:
+        if isinstance(first, Value) and first in layouts:
             layouts[before] = layouts[result] = layouts[first]
     (body,) = loop.regions
     for stream, tile in zip(loop.operands, body.parameters, strict=False):
