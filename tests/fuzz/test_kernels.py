@@ -58,7 +58,7 @@ def test_kernels(device, cases, mode, record_property):
 
 
 @pytest.mark.parametrize(
-    ("mode", "by"), [("exact", through_ir.rewritten), ("wild", through_ir.rewritten), ("exact", through_ir.by_parts)]
+    ("mode", "by"), [("exact", through_ir.rewritten), ("wild", through_ir.rewritten), ("exact", through_ir.ringless)]
 )
 def test_kernels_by_way_of_the_ir(cases, mode, by):
     """What the passes make of them is as right, and well formed behind each."""

@@ -15,7 +15,7 @@ from tilekit.compiler.ir.verify import verify
 from tilekit.compiler.kernel import choose_config
 from tilekit.launch import on_cpu, specialisation
 
-__all__ = ["both_ways", "by_parts", "ir_of", "rewritten", "run_through_ir"]
+__all__ = ["both_ways", "ir_of", "rewritten", "ringless", "run_through_ir"]
 
 
 def ir_of(launch, *passes):
@@ -58,9 +58,9 @@ def rewritten():
     return run_through_ir(*optimize.PASSES)
 
 
-def by_parts():
+def ringless():
     """Those of kernels without rings."""
-    return run_through_ir(*optimize.FOLDING)
+    return run_through_ir(*optimize.WITHOUT_RINGS)
 
 
 def both_ways(run, device):

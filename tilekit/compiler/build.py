@@ -19,7 +19,7 @@ from tilekit.compiler.ir.verdict import Accepted, verdict
 from tilekit.compiler.kernel import CompiledKernel, choose_config
 from tilekit.compiler.layouts.linear import Config
 from tilekit.compiler.nvidia.multibuffer import deals_registers, fewest_producers, producers_of
-from tilekit.compiler.optimize import Form, dump, folded, forms, simplified
+from tilekit.compiler.optimize import Form, dump, forms, ringless, simplified
 from tilekit.compiler.passes.rings import Unfit
 from tilekit.compiler.passes.visits import ORDER
 from tilekit.compiler.target import named
@@ -216,10 +216,10 @@ def _has_wgmma(kernel: CompiledKernel) -> bool:
 def as_written(accepted: Accepted, config: Config | None, attempt: Callable[[BoundKernel], T]) -> tuple[T, list[Remark]]:
     """A kernel without rings, and what passes said of it. Where numba does not take its text, with a variable that is unset above
     or a path that types exclude, it is written anew. Without a configuration no pass runs over it."""
-    by_parts = None if config is None else folded(accepted, config)
-    if by_parts is not None:
+    better = None if config is None else ringless(accepted, config)
+    if better is not None:
         with suppress(CompileError):  # then the one of the user's own text is raised
-            return attempt(by_parts[0]), by_parts[1]
+            return attempt(better[0]), better[1]
     try:
         return attempt(accepted.compilable), []
     except CompileError:

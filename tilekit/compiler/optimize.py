@@ -34,7 +34,7 @@ from tilekit.compiler.passes.fragments import load_beside_products
 from tilekit.compiler.passes.hoisting import hoist_invariants
 from tilekit.compiler.passes.masks import mask_tiles
 from tilekit.compiler.passes.maxima import carry_scaled_maxima
-from tilekit.compiler.passes.multiples import find_multiples
+from tilekit.compiler.passes.multiples import find_multiples, slice_of
 from tilekit.compiler.passes.order import calculate_rows_first
 from tilekit.compiler.passes.own_maxima import take_own_maxima
 from tilekit.compiler.passes.partial_sums import add_up_by_parts
@@ -57,7 +57,9 @@ from tilekit.compiler.target import named
 from tilekit.lang import pipelines
 from tilekit.settings import load_settings
 
-__all__ = ["FOLDING", "PASSES", "Form", "PassError", "dump", "folded", "forms", "optimized", "simplified", "text_of"]
+__all__ = [
+    "PASSES", "WITHOUT_RINGS", "Form", "PassError", "dump", "forms", "optimized", "ringless", "simplified", "text_of",
+]  # fmt: skip
 
 _STREAMED = (*PRODUCTS, pipelines.pipelined)
 _BROKEN = (
@@ -79,11 +81,12 @@ PASSES: tuple[Callable[[Region], object], ...] = (
 """In the order in which they run. Each rewrites a kernel in place, or finds something out; its module says when it is legal."""
 # For products by warpgroups: their results are not there at once, and their first operands may be in registers.
 _ASYNCHRONOUS = (stage_operands, rotate_products, read_as_operands, multiply_abreast)
-FOLDING: tuple[Callable[[Region], Any], ...] = (
-    canonicalize, separate_conditions, hoist_invariants, count_loops, bound_loops, end_turns_together, join_first_turns,
-    take_own_maxima, add_up_by_parts, eliminate_dead_code,
+WITHOUT_RINGS: tuple[Callable[[Region], Any], ...] = (
+    canonicalize, separate_conditions, hoist_invariants, count_loops, bound_loops, load_from_whole_tensors, end_turns_together,
+    join_first_turns, take_own_maxima, add_up_by_parts, eliminate_dead_code, find_multiples,
 )  # fmt: skip
-"""Those of kernels without rings, if they find something for threads to fold by themselves."""
+"""Those of kernels without rings, if they find slices that move, or something for threads to fold by themselves."""
+_FINDING = (load_from_whole_tensors, take_own_maxima, add_up_by_parts, find_multiples)
 
 
 class PassError(RuntimeError):
@@ -243,20 +246,20 @@ def forms(accepted: Accepted, target: str, config: Config) -> Iterator[Form]:
         logging.getLogger("tilekit").warning(_BROKEN, bound.source.name, exc_info=True)
 
 
-def folded(accepted: Accepted, config: Config) -> tuple[BoundKernel, list[Remark]] | None:
-    """A kernel without rings in which each thread folds its own part of what several folds join, and what passes said of it;
-    None if it has nothing of the kind."""
+def ringless(accepted: Accepted, config: Config) -> tuple[BoundKernel, list[Remark]] | None:
+    """A kernel without rings whose slices are known to begin at multiples, and in which each thread folds its own part of what
+    several folds join; and what passes said of it. None if it has nothing of the kind."""
     operations = [] if accepted.kernel is None else list(accepted.kernel.walk())
-    if all(operation.kind not in LOOPS for operation in operations) and sum(map(is_fold, operations)) < 2:
+    if not any(one.kind in LOOPS or slice_of(one) for one in operations) and sum(map(is_fold, operations)) < 2:
         return None
     try:
         kernel = accepted.ir(config)
         with collected() as remarks:
-            counts = {rewrite: _run(rewrite, kernel) for rewrite in FOLDING}
-        if not counts[take_own_maxima] + counts[add_up_by_parts]:
+            counts = {rewrite: _run(rewrite, kernel) for rewrite in WITHOUT_RINGS}
+        if not any(counts[rewrite] for rewrite in _FINDING):
             return None
         if "passes" in load_settings().dump:
-            sys.stderr.write(f"# parts of threads\n{_text(kernel, accepted.bound.source.name)}\n\n")
+            sys.stderr.write(f"# without rings\n{_text(kernel, accepted.bound.source.name)}\n\n")
             verify(kernel)
         return to_python(kernel, accepted.bound), remarks
     except Exception:

@@ -481,7 +481,7 @@ def test_loads_that_are_checked_are_those_of_the_text(monkeypatch):
     launch = tk.kernel(num_warps=4)(as_users_do)(*ROWS[:2], api.meta((8, 1 << 20), tk.float16), 256)
     launch.consumed()
     chosen = launch._plan("a test").specialisation
-    monkeypatch.setattr(build, "folded", lambda *_: pytest.fail("it was rewritten"))
+    monkeypatch.setattr(build, "ringless", lambda *_: pytest.fail("it was rewritten"))
     assert build.build(chosen.bound, chosen.facts, 4, "sm_90a", checks=True).sites
 
 
@@ -512,4 +512,4 @@ def test_explain_says_it(monkeypatch, capfd):
     said = {remark.transformation: remark for remark in launch.explain(target="sm_90a").remarks if remark.done}
     assert said["own maxima"].text == "each thread goes by the largest element of its own; maxima and sums meet behind the loop"
     assert said["own maxima"].line == inspect.getsourcelines(as_users_do)[1] + 2
-    assert "# parts of threads\nkernel as_users_do" in capfd.readouterr().err
+    assert "# without rings\nkernel as_users_do" in capfd.readouterr().err

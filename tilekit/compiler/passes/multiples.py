@@ -20,9 +20,9 @@ __all__ = ["divisor_of", "divisor_of_sum", "find_multiples", "slice_of"]
 _NAMES = ("axis", "start", "stop")  # of what `slice` is given
 
 
-def find_multiples(kernel: Region) -> None:
-    """Say of each slice of a kernel of which numbers its start and its stop are multiples, if they are known to be of any."""
-    defined = definitions(kernel)
+def find_multiples(kernel: Region) -> int:
+    """Say of each slice of a kernel of which numbers its start and its stop are multiples; of how many of them."""
+    defined, count = definitions(kernel), 0
     for region in kernel.regions():
         operations = []
         for operation in region.operations:
@@ -34,8 +34,10 @@ def find_multiples(kernel: Region) -> None:
                     call = Operation("call", [bound, Constant(number)], operation.location, function, results=[multiple])
                     operations.append(call)
                     _replace(operation, at, multiple)
+                    count += 1
             operations.append(operation)
         region.operations = operations
+    return count
 
 
 def slice_of(operation: Operation) -> tuple[Operand, Operand, Operand] | None:

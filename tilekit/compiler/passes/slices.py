@@ -3,32 +3,37 @@
     for k in range(0, n, 64):                                    for k in range(0, n, 64):
         tk.load(x.slice(1, k), (i, 0), (128, 64))                    tk.load(x, (i, 0 + k // 64), (128, 64))
 
-Legal where the slice goes to the end of the tensor, or over so much that no tile has more than it. What it begins at is known to
+Legal where the slice goes to the end of the tensor, or the tile is its first and no longer than it. What it begins at is known to
 be a multiple by how it is computed.
 """
 
 from __future__ import annotations
 
-from tilekit.compiler.ir.affine import affine
+from collections.abc import Mapping
+
+from tilekit.compiler.ir.affine import Affine, affine, materialized
 from tilekit.compiler.ir.insertion import Insertion
 from tilekit.compiler.ir.nodes import LOOPS, Constant, Group, Operand, Operation, Region, Value, definitions
 from tilekit.compiler.ir.types import sampling
-from tilekit.compiler.passes.multiples import divisor_of, divisor_of_sum, slice_of
+from tilekit.compiler.passes.multiples import divisor_of, slice_of
 from tilekit.lang import memory
 
 __all__ = ["load_from_whole_tensors"]
 
+_PADDING = {"padding_mode", "padding_value"}
 
-def load_from_whole_tensors(kernel: Region) -> None:
-    """Let loads of such slices, in the loops of a kernel, be loads of what they are slices of."""
-    defined = definitions(kernel)
+
+def load_from_whole_tensors(kernel: Region) -> int:
+    """Let loads of such slices, in the loops of a kernel, be loads of what they are slices of; how often."""
+    defined, count = definitions(kernel), 0
     with sampling():
         for loop in [operation for operation in kernel.walk() if operation.kind in LOOPS]:
             inside = set(loop.regions[0].walk())
             for region in loop.regions[0].regions():
                 for load in [one for one in region.operations if one.kind == "call" and one.what.value is memory.load]:
                     while _rewrite(load, inside, region, defined):
-                        pass
+                        count += 1
+    return count
 
 
 def _rewrite(load: Operation, inside: set[Operation], region: Region, defined: dict[Value, Operation]) -> bool:
@@ -36,7 +41,7 @@ def _rewrite(load: Operation, inside: set[Operation], region: Region, defined: d
     tensor, index, extents = load.operands[:3]
     view = defined.get(tensor) if isinstance(tensor, Value) else None
     bounds = slice_of(view) if view is not None and view in inside else None
-    if view is None or bounds is None or load.keywords:
+    if view is None or bounds is None or not load.keywords.keys() <= _PADDING:
         return False
     axis, start, stop = bounds
     parts: list[Operand] = list(index.parts) if isinstance(index, Group) else [index]
@@ -49,12 +54,25 @@ def _rewrite(load: Operation, inside: set[Operation], region: Region, defined: d
         return False
     if stop != Constant(None):
         first, last = affine(start, defined), affine(stop, defined)
-        if first is None or last is None or divisor_of_sum(last.plus(first, -1), defined) % extent.value:
+        length = None if first is None or last is None else last.plus(first, -1)
+        # Behind the slice there is padding.
+        if length is None or length.terms or length.constant < extent.value or parts[along] != Constant(0):
             return False
     new = Insertion(load.location, defined)
-    begins = Constant(start.value // extent.value) if isinstance(start, Constant) else new.emit("binary", [start, extent], "//")
+    begins = _quotient(start, extent, new, defined)
     parts[along] = begins if parts[along] == Constant(0) else new.emit("binary", [parts[along], begins], "+")
     load.operands[:2] = [view.operands[0], Group(tuple(parts)) if isinstance(index, Group) else parts[0]]
     at = region.operations.index(load)
     region.operations[at:at] = new.operations
     return True
+
+
+def _quotient(start: Operand, extent: Constant, new: Insertion, defined: Mapping[Value, Operation]) -> Operand:
+    """How many extents a multiple of them is."""
+    total = affine(start, defined)
+    if total is None or any(number % extent.value for number in (*total.terms.values(), total.constant)):
+        return new.emit("binary", [start, extent], "//")
+    numbers = {value: number // extent.value for value, number in total.terms.items()}
+    operations, quotient = materialized(Affine(numbers, total.constant // extent.value), new.location)
+    new.add(operations)
+    return quotient
