@@ -18,8 +18,6 @@ prologue, a loop, an epilogue over the same tiles; two products in a row, whose 
 
 A loop that has one turn at most is a branch there: nothing is carried round, for which a thread would need registers.
 
-Of the tiles of a turn those come first that it reads first.
-
 Legal where nothing leaves such a loop early, the streams are tiles of parameters, and no tile is used behind its loop or in a
 later turn, when the stage has been given back.
 """
@@ -74,8 +72,6 @@ def make_rings(kernel: Region) -> int:
     defined = definitions(kernel)
     for loop in loops:
         _check(loop)
-    for loop in loops:
-        _order_by_use(loop)
     rings = _rings(loops, _Known(frozenset(kernel.parameters), defined))
     shared = alike(kernel, loops, defined)
     values = [[Value(f"ring{number}", ObjectType(intrinsics.ring)) for _ in ring.variants] for number, ring in enumerate(rings)]
@@ -197,18 +193,6 @@ def _rings(loops: list[Operation], known: _Known) -> list[_Ring]:
 def _stands_in(loop: Operation, other: Operation) -> bool:
     """Whether one of them stands in the other: which of two comes first is known."""
     return any(operation is loop for region in other.regions for operation in region.walk())
-
-
-def _order_by_use(loop: Operation) -> None:
-    """Let the tiles that a turn reads first be brought first."""
-    (body,) = loop.regions
-    first: dict[Value, int] = {}
-    for operation in body.walk():
-        for value in operation.reads():
-            first.setdefault(value, len(first))
-    pairs = sorted(zip(_streams(loop), body.parameters, strict=False), key=lambda pair: first.get(pair[1], len(first)))
-    for at, pair in enumerate(pairs):
-        loop.operands[at], body.parameters[at] = pair
 
 
 def _streams(loop: Operation) -> list[Operand]:

@@ -21,6 +21,7 @@ loads for anything else gain nothing that is sure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from tilekit.compiler.ir.affine import Affine, affine, materialized
@@ -94,7 +95,7 @@ class _Streams:
         before: list[Operation] = []
         factors = [operation for operation in body.operations if self.factors.loads_one(operation, large=False, computed=True)]
         fixed = self.fixed([load for load in factors if self.factors.loads_one(load)], body, inside)
-        factors = [load for load in factors if load not in fixed]
+        factors = _in_order_of_use([load for load in factors if load not in fixed], body)
         pairs = [(load, self.motion(load, counter, inside)) for load in factors]
         motions = {load: motion for load, motion in pairs if motion is not None}
         large = [load for load in factors if self.factors.loads_one(load)]
@@ -338,6 +339,19 @@ def _is_short(start: Operand, stop: Operand) -> bool:
     """Whether a loop is known to have one turn at most: nothing is gained by loading ahead."""
     bounds = [bound.value for bound in (start, stop) if isinstance(bound, Constant)]
     return len(bounds) == 2 and bounds[1] - bounds[0] <= 1
+
+
+def _in_order_of_use(loads: list[Operation], body: Region) -> list[Operation]:
+    """Loads with those first whose tiles a turn computes with first, however early they stand in the text."""
+    tile_of = {load.results[0]: load for load in loads}
+    first: dict[Operation, int] = {}
+    for at, operation in enumerate(body.walk()):
+        for load in {tile_of[value] for value in operation.reads() if value in tile_of}:
+            if is_view(operation):
+                tile_of[operation.results[0]] = load
+            else:
+                first.setdefault(load, at)
+    return sorted(loads, key=lambda load: first.get(load, math.inf))
 
 
 def _count(stream: Operation, counter: Value, start: Operand) -> None:
