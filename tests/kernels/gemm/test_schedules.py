@@ -62,7 +62,7 @@ def test_the_model_agrees_with_what_was_measured(monkeypatch):
     assert len(behind) == 220
     assert geometric_mean(behind) <= 1.025
     assert max(behind) <= 1.35
-    assert median(off) <= 0.085
+    assert median(off) <= 0.11
 
 
 def test_the_model_agrees_with_what_was_measured_of_few_rows():
@@ -71,6 +71,30 @@ def test_the_model_agrees_with_what_was_measured_of_few_rows():
     assert geometric_mean(behind) <= 1.04
     assert max(behind) <= 1.3
     assert median(off) <= 0.09
+
+
+def test_the_model_agrees_with_what_was_measured_of_all_ways():
+    """Of products drawn for sweeps, and their transposes: also clusters, and blocks that share a tile."""
+    behind = []
+    for product in measured("ways-h200.json"):
+        taken, said = {}, {}
+        for one in product["of"]:
+            ways = one.pop("ways")
+            known = {key: tuple(value) if isinstance(value, list) else value for key, value in one.items()}
+            of = model.Product(**known, count=MULTIPROCESSORS)
+            for rows, columns, warps, parts, cluster, sharing, depth, us in ways:
+                if parts == "stream":
+                    _, m, n, k = of.shape
+                    steps = -(-k * of.itemsize // model.STAGED_BYTES)
+                    parts = stream_k(-(-m // rows), -(-n // columns), steps, model.held(of.count, warps))
+                if parts is not None and (not isinstance(parts, tuple) or parts.share < parts.steps):
+                    way = model.Way(rows, columns, warps, parts, cluster and tuple(cluster), sharing, depth)
+                    two = model._TWO if model.columns_of(columns) else 1
+                    taken[of, way], said[of, way] = us, two * model.clocks(of, way)
+        behind.append(taken[min(said, key=said.get)] / min(taken.values()))
+    assert len(behind) == 139
+    assert geometric_mean(behind) <= 1.04
+    assert max(behind) <= 1.35
 
 
 def launch_of(m, n, k, dtype, **options):
@@ -136,7 +160,7 @@ def way(m, n, k, layout="NN", gap=0, dtype=tk.bfloat16, **options):
 
 def test_clusters_spare_what_lies_across_lines_of_the_cache():
     """Both operands have rows that are no whole lines: each tile comes to several blocks. Of whole lines they need none."""
-    (launch,) = way(856, 104, 232, "TN", gap=8).parts()
+    (launch,) = way(1500, 1000, 700, "TN", gap=8).parts()
     assert launch.arguments[0].cluster == (2, 2)
     (launch,) = way(1000, 1000, 1000).parts()
     assert launch.arguments[0].cluster == (2, 1)

@@ -3,8 +3,8 @@
 In clocks: the tensor cores multiply and add so many elements, and wait so long in each step; so many bytes come from the L2 cache
 to each multiprocessor, and to all of them; and so many from memory. These go on at the same time, and delay each other the more,
 the more alike they are (the norm of order 4); what comes before and after the loop is not hidden. The numbers are an H200's:
-fitted to 218 random products, each with all tiles and numbers of parts, and to 26 of which one side is short; the choices by the
-model are 1.7 and 3.7 % slower than the best ones.
+fitted to 218 random products with all tiles and numbers of parts, to 26 of which one side is short, and to 139 with all ways; the
+choices by the model are 1.8, 3.8 and 3.6 % slower than the best ones.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SUMMING_WAITS, _SUMMING, _SUMMING_TOGETHER = 150, 1.4, 0.9
 # other factor of a transpose, whose rows lie across what a warp has.
 _LATENCY, _STORED, _TURNED = 3200, 10, 1.7
 # Of a GPU: bytes a clock from memory or to it; and clocks from the end of one kernel to the work of the next.
-_MEMORY, _NEXT = 2360, 3100
+_MEMORY, _NEXT = 2360, 4500
 # Two tiles next to each other, which are stored one after the other, are no gain unless by so much; and the clocks in which a
 # block finds out which the next ones are, and its warps wait for each other before they store: what short sums do not hide.
 # (Without these, 12088 x 304 x 8 in three turns would take 4.7 us, and took 9; 11336 x 1904 x 24 in seven 15.9, and took 21.2.)
@@ -60,9 +60,9 @@ _TALL = ((256, 128, 8),)  # where columns cost more
 # stage, of which long ones have more along K. Of an eighth of these, zeros may come for what is beyond the end of K.
 FEW_ROWS = 32
 _LEAST_COLUMNS, _FEW_TILES, _STAGE, _MOST_DEPTH, _LINE = 16, ((64, 4), (128, 8), (256, 8)), 32 << 10, 512, 128
-# Blocks that share the turns of a tile, in a cluster: clocks for each of them, and bytes of sums that come to the first in one.
-# So much of the multiprocessors has room for clusters of two, of three, ...
-_SHARING, _SENT, _PLACES = 150, 20, {2: 1.0, 3: 0.95, 4: 0.8, 6: 0.8, 8: 0.8}
+# Blocks that share the turns of a tile, in a cluster: the bytes of sums that come to the first of them in a clock. So much of the
+# multiprocessors has room for clusters of two, of three, ...
+_SENT, _PLACES = 25, {2: 1.0, 3: 0.95, 4: 0.8, 6: 0.8, 8: 0.8}
 # With tiles of so many bytes for each element of a large one beside it, its accumulator does not fit the registers.
 _BESIDE = 4
 # Blocks next to each other, or one below the other, that load a tile once for all of them. Of large tiles, two do if they visit
@@ -73,8 +73,8 @@ _BESIDE = 4
 # 2048 x 512 x 4096 takes 14.7 us, and 16 in clusters.
 CLUSTER = (2, 1)
 _EIGHTH, _FROM_MEMORY = 8, 32 << 20
-# Also where they load less by it of an operand that is `ragged`.
-_CLUSTERS, _TOGETHER, _FITTING = ((2, 1), (1, 2), (4, 1), (1, 4), (2, 2)), 1.02, 0.85
+# Also where they load less by it of an operand that is `ragged`. Blocks of a cluster begin and end together, in so many clocks.
+_CLUSTERS, _TOGETHER, _MEETING, _FITTING = ((2, 1), (1, 2), (4, 1), (1, 4), (2, 2)), 1.02, 1000, 0.85
 
 
 class Product(NamedTuple):
@@ -155,7 +155,7 @@ def cheapest(product: Product, splits: int | str | None = None, abreast: tuple[i
         if batch == 1 and product.clusters and not odd and depth == STAGED_BYTES and not isinstance(splits, int):
             stream = stream_k(-(-m // bm), -(-n // bn), steps, held(count, warps))
             # Of tiles that are too few from the start, the sums are split, as long as nobody says otherwise.
-            if stream is not None and (splits or (stream.top and near)):
+            if stream is not None and (splits or (stream.top and stream.share < steps and near)):
                 ways = [stream] if splits else [*ways, stream]
         every = [Way(bm, bn, warps, parts, depth=depth) for parts in ways]
         if not odd:
@@ -287,7 +287,7 @@ def clocks(product: Product, way: Way) -> float:
         stored, whole = turns_of(tiles * parts * sharing)
         loop, mine, every = whole * share, stored * share, tiles * parts * sharing * share
         after = _NEXT + 8 * batch * m * n * parts / _MEMORY if parts > 1 else 0  # they are written, and read
-        after += _SHARING * sharing + _received(way) / _SENT if sharing > 1 else 0
+        after += _received(way) / _SENT
     # Of few rows, those of the other operand that lie across lines of the cache are read the better the longer they are.
     longer = 1 + _LINE / (bm * product.itemsize) if product.ragged[0] and product.across[0] and n <= FEW_ROWS else 1
     operands = product.itemsize * batch * (m * k * longer + k * n) / _MEMORY
@@ -300,4 +300,5 @@ def clocks(product: Product, way: Way) -> float:
     if columns_of(bn) is not None:
         storing += max(0, stored / each - 1) * _BETWEEN
     waits = 1.0 if cluster is None else _TOGETHER ** math.log2(below * beside)
+    after += 0 if cluster is None and sharing == 1 else _MEETING
     return (hidden + storing + _LATENCY + after) * waits
