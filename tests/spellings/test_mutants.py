@@ -14,6 +14,7 @@ import pytest
 import through_ir
 
 from tilekit import api
+from tilekit.compiler.passes.partial_sums import PARTS
 from tilekit.compiler.passes.visits import ORDER
 
 HERE = Path(__file__).parent
@@ -32,7 +33,7 @@ QUICK, ALL = 2, int(os.environ.get("TILEKIT_SPELLINGS", 10))  # mutants of each 
 SEED = int(os.environ.get("TILEKIT_SPELLINGS_SEED", random.SystemRandom().randrange(1 << 30)))
 NUMBERS = [pytest.param(number, marks=() if number < QUICK else pytest.mark.thorough) for number in range(ALL)]
 COUNTED = ("HGMMA", "UTMALDG", "LDGSTS", "WARPGROUP.DEPBAR", "LDSM", "MUFU.EX2", "MUFU.RSQ")
-MET = ("SHFL", "BAR.SYNC")  # where threads meet
+MET = ("SHFL", "BAR.SYNC", "LDG.E.128", "LDG.E.64", "LDG.E.U16")  # where threads meet, and how they load
 
 
 def compiled_kernel(source, label):
@@ -85,6 +86,8 @@ def test_spellings_are_as_fast(name, number, originals):
     assert one.serialised == like.serialised, said
     orders = [{(r.done, r.text) for r in each.remarks if r.transformation == ORDER} for each in (one, like)]
     assert orders[0] == orders[1], said
+    parts = [sorted(r.done for r in each.remarks if r.transformation == PARTS) for each in (one, like)]
+    assert parts[0] == parts[1], said
 
 
 @pytest.mark.parametrize("number", NUMBERS)

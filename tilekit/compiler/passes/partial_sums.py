@@ -39,7 +39,9 @@ from tilekit.compiler.layouts.linear import Layout
 from tilekit.compiler.passes.thread_parts import Cut, cut_of, folded, operand_of_axes, operand_of_shape
 from tilekit.lang import calculation, create, elementwise, reduction
 
-__all__ = ["add_up_by_parts"]
+__all__ = ["PARTS", "add_up_by_parts"]
+
+PARTS = "partial sums"
 
 _PARTS, _NEIGHBOURS = 4, 2  # threads that share a row of a product's result, and how many columns beside each other one holds
 _LOOPS = ("for", "each", "stream")
@@ -56,7 +58,7 @@ def add_up_by_parts(kernel: Region) -> int:
             _divide(start, steps)
             for step in steps:
                 if isinstance(step, _Addition):
-                    remark(step.last.location, "partial sums", _SAID)
+                    remark(step.last.location, PARTS, _SAID)
     return len(sums)
 
 
