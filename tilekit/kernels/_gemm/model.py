@@ -33,17 +33,17 @@ _FETCHED, _CACHED, _ACROSS = 80, 7500, 6000
 # So many times as much where rows of 128 bytes are parts of two lines each, of operands across K, and of others: 744 x 256 x
 # 2480 takes 8.4 us with `a` along K, and 11 with its transpose, or 8.6 where two blocks load that; 1000 x 1000 x 1000 9.8, and
 # 8.2 where two do.
-_TWO_LINES, _SHIFTED = 1.8, 1.4
+_TWO_LINES, _SHIFTED = 1.8, 1.2
 # For each column of a tile of `b` that is turned over in a step, which the next product waits for.
 _TURNING = 1.7
 # Rows that a tile has beyond a matrix are zeros, and take longer: with tiles of 128 x 128, 256 x 8192 x 8192 takes 50 us, and
 # with 224, 194, 160, 129 rows 51, 73, 83, 93.
 _BEYOND = 1750
 # The same where short sums of 8-bit floats are added up: by one warpgroup, and by several, of which another multiplies meanwhile.
-_SUMMING_WAITS, _SUMMING, _SUMMING_TOGETHER = 150, 1.4, 0.9
+_SUMMING_WAITS, _SUMMING, _SUMMING_TOGETHER = 150, 1.4, 1.1
 # Clocks before the first tile has come and after the last, with `_STORED` elements of the result written in one; fewer by the
 # other factor of a transpose, whose rows lie across what a warp has.
-_LATENCY, _STORED, _TURNED = 3200, 10, 1.7
+_LATENCY, _STORED, _TURNED = 3200, 10, 1.6
 # Of a GPU: bytes a clock from memory or to it; and clocks from the end of one kernel to the work of the next.
 _MEMORY, _NEXT = 2360, 4500
 # Two tiles next to each other, which are stored one after the other, are no gain unless by so much; and the clocks in which a
