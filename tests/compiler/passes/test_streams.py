@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from through_ir import both_ways, ir_of
@@ -14,6 +16,7 @@ from tilekit.compiler.passes.accumulation import accumulate_products
 from tilekit.compiler.passes.counted import count_loops
 from tilekit.compiler.passes.dead_code import eliminate_dead_code
 from tilekit.compiler.passes.hoisting import hoist_invariants
+from tilekit.compiler.passes.rotation import rotate_products
 
 
 def launch(make, *, dtype=tk.float16, rank=2):
@@ -39,6 +42,33 @@ def test_a_loop_becomes_one_over_streams():
     assert "tk.load" not in text
     assert "[(0, :t" in text.replace("None", ""), "as many as there are turns"
     assert "[(n:t" in text, "from where the other operand begins"
+
+
+def scores_first(c: tk.Out, a: tk.In, b: tk.In, n: int):
+    acc, query = tk.zeros((64, 64), tk.float32), tk.load(a, (0, 0), (64, 64))
+    for k in range(n):
+        key, value = tk.load(a, (k, 1), (64, 64)), tk.load(b, (k, 1), (64, 64))
+        p = tk.exp(tk.mma(query, key.transpose(), tk.zeros((64, 64), tk.float32)))
+        acc = tk.mma(p.astype(tk.float16), value, acc)
+    c.store(acc)
+
+
+def values_loaded_first(c: tk.Out, a: tk.In, b: tk.In, n: int):
+    acc, query = tk.zeros((64, 64), tk.float32), tk.load(a, (0, 0), (64, 64))
+    for k in range(n):
+        value = tk.load(b, (k, 1), (64, 64)).transpose().transpose()
+        key = tk.load(a, (k, 1), (64, 64))
+        p = tk.exp(tk.mma(query, key.transpose(), tk.zeros((64, 64), tk.float32)))
+        acc = tk.mma(p.astype(tk.float16), value, acc)
+    c.store(acc)
+
+
+@pytest.mark.parametrize("make", [scores_first, values_loaded_first])
+def test_tiles_come_in_the_order_in_which_a_turn_needs_them(make):
+    """Keys before values, wherever they stand in the text."""
+    text = text_of(make, *PASSES[: PASSES.index(rotate_products)])
+    assert re.search(r"= stream key, .* in \(t\.4, t\.7\)", text)
+    assert "t.3: TileGrid = a.tiles" in text
 
 
 def turned(c: tk.Out, a: tk.In, b: tk.In, n: int):
