@@ -14,6 +14,7 @@ import fake_gpu
 import numpy as np
 import pytest
 from exchanger import exchanging
+from exporter import Exporter
 from fake_gpu import FakeBindings, first_gpu, launch_through
 
 import tilekit as tk
@@ -88,7 +89,15 @@ class Clocks(FakeBindings):
 def run(seed: int, device: Any, clocks: Any) -> str | None:
     """One program; what is out of order in it, or None."""
     rng = clocks.rng = np.random.default_rng(seed)
-    Array = exchanging()
+    Array, exported = exchanging(), Exporter.__dlpack__
+
+    def behind_the_library(array: Any, *, stream: Any = None, **newer: Any) -> Any:
+        """As arrays are asked in full: the library lets that stream wait for what it has submitted."""
+        clock = clocks.at(stream)
+        clock |= clocks.at(Array.current)
+        return exported(array, stream=stream, **newer)
+
+    Array.__dlpack__ = behind_the_library
     memory, own = np.zeros(_WORDS, np.uint32), api.zeros(_WORDS).sync()
     base, kept, trace = memory.ctypes.data, [], []
     streams = [device.stream() for _ in range(int(rng.integers(1, 4)))]
