@@ -18,7 +18,7 @@ import seeds
 __all__ = ["HEADER", "MOST", "is_asked_for", "leave_out", "names_files", "stays", "unknown"]
 
 HEADER = "the quick run: about 10 minutes on two cores; all tests: --thorough, or name a file"
-MOST = 5
+MOST = 4
 """So many members of a family are quick, if it is not named here."""
 
 # Machine code of one property: half a second to a second a member, as dtypes, shapes and GPUs differ.
