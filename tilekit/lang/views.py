@@ -165,7 +165,7 @@ class TensorView:
 
         Raises:
             CompileError: there is no such dimension, or a bound is no int.
-            DeviceError: on the CPU device, bounds outside the tensor. A GPU moves them inside.
+            DeviceError: on the CPU device, bounds outside the tensor. A GPU moves them inside, or pads what is outside.
         """
         from tilekit.lang.shape import axis_of  # it imports the tiles
 
