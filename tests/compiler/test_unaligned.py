@@ -1,5 +1,6 @@
 """Tensors whose rows begin anywhere: neighbouring lanes read and write neighbouring elements."""
 
+import hazards
 import numpy as np
 import pytest
 
@@ -122,3 +123,27 @@ def test_rows_that_begin_anywhere_beside_aligned_ones(dtype, coalesced, read):
     found = {(a.parameter, a.coalesced, a.bits) for a in accesses(doubled(y.partition((2, 1024)), x), "x", "y")}
     one_by_one, whole = (coalesced, 8 * np.dtype(dtype).itemsize), (1, 32)
     assert found == {("x", *(one_by_one if read else whole)), ("y", *(whole if read else one_by_one))}
+
+
+@pytest.mark.parametrize(("dtype", "width"), [(tk.bfloat16, 10_007), (tk.float32, 10_007), (tk.bool_, 514), (tk.int8, 1_003)])
+def test_a_warp_stores_whole_lines_of_rows_that_begin_anywhere(dtype, width):
+    """What a mask leaves, it stores as the mask says: by elements."""
+    y, x = api.meta((64, width), dtype), api.meta((64, width), dtype)
+    op = copied(y.partition((8, 512)), x).num_warps(1)
+    (stored,) = [access for access in accesses(op, "y") if access.kind == "store"]
+    assert (stored.bits, stored.count, stored.masked, stored.branches) == (32, 32 * dtype.itemsize, True, True)
+    compiled = op.compile("sm_90a")
+    assert "SHFL.IDX" in compiled.sass and compiled.local_bytes == 0
+    hazards.check(compiled)
+    assert "SHFL.IDX" not in copied_where(y.partition((8, 512)), x).num_warps(1).compile("sm_90a").sass
+
+
+@tk.kernel
+def copied(y: tk.Out, x: tk.In):
+    y.store(tk.load_tile_like(x, y))
+
+
+@tk.kernel
+def copied_where(y: tk.Out, x: tk.In):
+    t = tk.load_tile_like(x, y)
+    tk.store(y, (tk.bid(0), tk.bid(1)), t, mask=t != t)

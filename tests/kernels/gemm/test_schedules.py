@@ -369,20 +369,42 @@ def test_results_of_tensor_cores_are_stored_two_sectors_of_a_row_at_a_time(n):
     assert "SHFL.BFLY" in compiled.sass and "STS" not in compiled.sass
 
 
-@pytest.mark.parametrize(("n", "nbytes"), [(1328, 64), (1320, 256), (1324, 256), (1322, 128), (1321, 64)])
+@pytest.mark.parametrize(("n", "nbytes"), [(1328, 64), (1320, 256), (1324, 256)])
 def test_rows_that_begin_between_sectors_are_written_in_long_pieces(n, nbytes):
     """By more shuffles, and as wide as rows allow: at both of its ends, a piece is a part of a sector, of which memory gives the
     rest. Where rows are whole sectors, two of a row are enough."""
-    op = kernels.gemm(api.meta((3928, 64), tk.bfloat16), api.meta((n, 64), tk.bfloat16).T, tile=(128, 128, 64))
-    op.consumed()
-    (launch,) = op.parts()
-    launch.consumed()
-    explained = launch.explain("sm_90a")
+    explained, compiled = stored_rows(n, tk.bfloat16, 64)
     (stored,) = [access for access in explained.accesses if access.kind == "store"]
     assert stored.bits == 8 * math.gcd(2 * n, 16)
     assert max(use.layout.stretch(1) * 2 for use in explained.layouts) == nbytes
-    compiled = launch.compile("sm_90a")
     assert compiled.local_bytes == 0 and "STS" not in compiled.sass and "HGMMA" in compiled.sass
+
+
+@pytest.mark.parametrize(("dtype", "n", "split"), [
+    (tk.bfloat16, 1321, True), (tk.bfloat16, 1322, False), (tk.float16, 67, True), (tk.float32, 1321, False),
+    (tk.int8, 1321, False),
+])  # fmt: skip
+def test_rows_that_begin_anywhere_are_written_by_whole_lines(dtype, n, split):
+    """Lanes hand each other words of 4 bytes, also the next one where rows begin between two: what is left is an element."""
+    explained, compiled = stored_rows(n, dtype, 128 // dtype.itemsize)
+    (stored,) = [access for access in explained.accesses if access.kind == "store"]
+    assert (stored.bits, stored.edge_bits) == (32, 32)
+    rows = 128 // 4  # of a warp, inside and at the edge
+    sass, lines = compiled.sass, 4 if dtype == tk.int8 else dtype.itemsize  # whose results are int32
+    assert sass.count("SHFL.IDX") == rows * lines * (1 + split)
+    assert len(re.findall(r"\bSTG\.E ", sass)) == rows * (lines + 1)
+    assert ("STG.E.U16" in sass) == split
+    assert compiled.local_bytes == 0 and "STS" not in sass and "GMMA" in sass
+
+
+def stored_rows(n, dtype, depth):
+    """What is said of a product of so many columns, and its machine code."""
+    options = {"precision": "tf32"} if dtype == tk.float32 else {}
+    op = kernels.gemm(api.meta((3928, depth), dtype), api.meta((n, depth), dtype).T, tile=(128, 128, depth), **options)
+    op.consumed()
+    (launch,) = op.parts()
+    launch.consumed()
+    return launch.explain("sm_90a"), launch.compile("sm_90a")
 
 
 @pytest.mark.parametrize("n", [4104, 4112])

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llvmlite import ir
 
@@ -23,9 +23,12 @@ from tilekit.compiler.codegen.checks import checking, require
 from tilekit.compiler.codegen.compilation import current
 from tilekit.compiler.codegen.emit import all_of, special_register, thread_coordinates
 from tilekit.compiler.codegen.types import TensorType, extent_dtype, i32, i64, integer, register_type
-from tilekit.compiler.layouts.linear import ACCESS_BYTES, Layout
+from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP, Layout
 
-__all__ = ["Access", "AccessPattern", "Slot", "Window", "access_pattern", "count_tiles", "members", "open_access", "tensor_field"]
+__all__ = [
+    "Access", "AccessPattern", "Slot", "Window", "access_pattern", "aligned", "count_tiles", "look", "members", "open_access",
+    "tensor_field",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,13 +79,20 @@ def access_pattern(
     apart = added is not None and bool(ragged) and not over
     if facts.unit is None:
         return AccessPattern(vector=(), edge=(), ragged=ragged, checked=checked, apart=apart)
-    run, step = layout.run(facts.unit), steps[facts.unit]
-    widest = min(ACCESS_BYTES if added is None else added * itemsize, facts.align) // itemsize
-    widest = min([widest, step & -step, *(facts.strides[d] for d in range(facts.rank) if d != facts.unit)])
+    run = layout.run(facts.unit)
+    widest = min(aligned(tensor, steps), max(1, (ACCESS_BYTES if added is None else added * itemsize) // itemsize))
     uncut = min(widest, facts.extents[facts.unit]) if facts.unit in ragged else widest
     # A tile that always hangs over the edge has no other accesses.
     vector, edge = (run[: max(1, elements).bit_length() - 1] for elements in (uncut if over else widest, uncut))
     return AccessPattern(vector=vector, edge=edge, ragged=ragged, checked=checked, apart=apart)
+
+
+def aligned(tensor: TensorType, steps: tuple[int, ...]) -> int:
+    """How many elements, a power of two, all rows of all tiles begin at multiples of, as far as is known."""
+    facts = tensor.facts
+    step = steps[facts.unit]
+    others = (facts.strides[d] for d in range(facts.rank) if d != facts.unit)
+    return min([facts.align // tensor.dtype.itemsize, step & -step, *others])
 
 
 @dataclass(frozen=True)
@@ -176,16 +186,8 @@ def open_access(
         steps: how many elements apart tiles start; by default the tile's own extents.
         added: as for `access_pattern`.
     """
-    if isinstance(proven, bool):
-        proven = range(tensor.facts.rank) if proven else ()
-    steps = layout.shape if steps is None else steps
-    pattern = access_pattern(tensor, layout, proven, steps, added)
-    window = Window(builder, tensor, value, index, layout, pattern, steps, together=added is not None)
+    window = look(builder, tensor, value, index, layout, proven=proven, writing=writing, what=what, steps=steps, added=added)
     chosen = window.pattern
-    current().note("access", tensor, layout, chosen, writing)
-    if window.valid is not None and checking():
-        marks = ", ".join(["{}"] * len(index))
-        require(builder, window.allowed(index), f"{what}: tile index ({marks}) is outside {tensor.parameter}", index)
     owner = window.owner() if writing else None
 
     def slots(bits: tuple[int, ...], *, masked: bool) -> list[Slot]:
@@ -197,6 +199,40 @@ def open_access(
         return Access(slots(chosen.vector, masked=True), [], None)
     inside = window.inside()
     return Access(slots(chosen.vector, masked=False), slots(chosen.edge, masked=True), inside)
+
+
+def look(
+    builder: ir.IRBuilder,
+    tensor: TensorType,
+    value: ir.Value,
+    index: list[ir.Value],
+    layout: Layout,
+    *,
+    proven: bool | Sequence[int],
+    writing: bool,
+    what: str = "",
+    steps: tuple[int, ...] | None = None,
+    added: int | None = None,
+    words: tuple[int, ...] | None = None,
+) -> Window:
+    """The part of the tensor that the tile at `index` covers, noted and checked. The arguments are those of `open_access`.
+
+    Args:
+        words: the register bits that an access covers whatever the alignment: threads see it as the first of their warp does.
+    """
+    if isinstance(proven, bool):
+        proven = range(tensor.facts.rank) if proven else ()
+    steps = layout.shape if steps is None else steps
+    pattern, thread = access_pattern(tensor, layout, proven, steps, added), special_register(builder, "tid.x")
+    if words is not None:
+        pattern = replace(pattern, vector=words, edge=words, apart=True)
+        thread = builder.and_(thread, integer(32, -WARP & 0xFFFFFFFF))
+    window = Window(builder, tensor, value, index, layout, pattern, steps, thread, together=added is not None)
+    current().note("access", tensor, layout, pattern, writing)
+    if window.valid is not None and checking():
+        marks = ", ".join(["{}"] * len(index))
+        require(builder, window.allowed(index), f"{what}: tile index ({marks}) is outside {tensor.parameter}", index)
+    return window
 
 
 class Window:

@@ -5,14 +5,16 @@ A layout is one of the extents of the tile, in the order of the tensor's dimensi
 
 from __future__ import annotations
 
-from tilekit.compiler.codegen.access import access_pattern
+from tilekit.compiler.codegen.access import access_pattern, aligned
 from tilekit.compiler.codegen.types import TensorType
 from tilekit.compiler.layouts.conversion import with_lanes, with_runs, within_warps
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP, Config, Layout, elements
 
-__all__ = ["as_accessed", "as_stored"]
+__all__ = ["WORD", "as_accessed", "as_stored", "fills_lines"]
 
 Shape = tuple[int, ...]
+WORD = 4
+"""Bytes that lanes hand each other where warps store whole lines of memory."""
 _SECTOR = 32  # bytes that memory moves at least
 _PIECE = 256  # of a row whose sectors are not its own
 _SMALL = 2048  # tiles up to so many bytes are moved as they lie
@@ -30,8 +32,8 @@ def as_accessed(tensor: TensorType, extents: Shape, held: Layout | None) -> Layo
     return Layout.blocked(extents, tensor.config, unit)
 
 
-def as_stored(tensor: TensorType, extents: Shape, steps: Shape, held: Layout | None, *, added: bool) -> Layout:
-    """The same for a tile that is stored, or `added`; tiles start `steps` apart.
+def as_stored(tensor: TensorType, extents: Shape, steps: Shape, held: Layout | None, *, masked: bool, added: bool) -> Layout:
+    """The same for a tile that is stored, maybe `masked`, or `added`; tiles start `steps` apart.
 
     A warp that would write one sector of each row writes two, 16 bytes a lane, for some shuffles: results of products in float32
     and int32 are stored in four fifths of the time. Of a tile whose rows begin anywhere, accesses take few of the neighbours that
@@ -41,8 +43,28 @@ def as_stored(tensor: TensorType, extents: Shape, steps: Shape, held: Layout | N
     if held is None or unit is None or elements(extents) * itemsize <= _SMALL:
         return as_accessed(tensor, extents, held)
     lies = _in_sectors(tensor, extents, steps, held, unit, added=added)
-    between = any(stride * itemsize < _SECTOR for d, stride in enumerate(tensor.facts.strides) if d != unit)
-    return lies if added or not between else _in_long_pieces(tensor, steps, held, unit, lies)
+    if added or not _between_sectors(tensor):
+        return lies
+    lines = with_lanes(with_runs(held, unit, itemsize, WORD), unit, max(1, WORD // itemsize))
+    if not masked and fills_lines(tensor, lines, steps) and within_warps(held, lines) is not None:
+        return lines
+    return _in_long_pieces(tensor, steps, held, unit, lies)
+
+
+def fills_lines(tensor: TensorType, layout: Layout, steps: Shape) -> bool:
+    """Whether warps have more of each row than a line of memory, of a tensor whose rows begin anywhere: see `line_stores`."""
+    unit, itemsize = tensor.facts.unit, tensor.dtype.itemsize
+    if unit is None or itemsize * aligned(tensor, steps) > WORD or not _between_sectors(tensor):
+        return False
+    run = max(1, WORD // itemsize)
+    *words, more = (tuple(run << bit if d == unit else 0 for d in range(len(layout.shape))) for bit in range(WARP.bit_length()))
+    return 1 << len(layout.run(unit)) >= run and set(layout.lane) == set(words) and more in layout.reg
+
+
+def _between_sectors(tensor: TensorType) -> bool:
+    """Whether some rows begin between two sectors, as far as is known."""
+    strides = (stride for d, stride in enumerate(tensor.facts.strides) if d != tensor.facts.unit)
+    return any(stride * tensor.dtype.itemsize < _SECTOR for stride in strides)
 
 
 def _in_sectors(tensor: TensorType, extents: Shape, steps: Shape, held: Layout, unit: int, *, added: bool) -> Layout:

@@ -13,7 +13,7 @@ from tilekit.compiler.codegen.types import constant, i32
 from tilekit.compiler.codegen.words import braced, elements_of, packed, predicated, words_of
 from tilekit.dtypes import DType
 
-__all__ = ["Padding", "read", "write"]
+__all__ = ["Padding", "read", "write", "write_slots"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,13 +103,13 @@ def write(
     `eviction` is one of `lang.windows.EVICTION`.
     """
     if access.inside is None:
-        _write_all(builder, access.full, dtype, elements, mask, eviction)
+        write_slots(builder, access.full, dtype, elements, mask, eviction=eviction)
         return
     with builder.if_else(access.inside) as (inside, edge):
         with inside:
-            _write_all(builder, access.full, dtype, elements, mask, eviction)
+            write_slots(builder, access.full, dtype, elements, mask, eviction=eviction)
         with edge:
-            _write_all(builder, access.edge, dtype, elements, mask, eviction)
+            write_slots(builder, access.edge, dtype, elements, mask, eviction=eviction)
 
 
 def _hint(eviction: str) -> str:
@@ -165,9 +165,16 @@ def _load(builder: ir.IRBuilder, slot: Slot, dtype: DType, padding: float, evict
     return [loaded] if n == 1 else [builder.extract_value(loaded, k) for k in range(n)]
 
 
-def _write_all(
-    builder: ir.IRBuilder, slots: list[Slot], dtype: DType, elements: list[ir.Value], mask: Mask, eviction: str
+def write_slots(
+    builder: ir.IRBuilder,
+    slots: list[Slot],
+    dtype: DType,
+    elements: list[ir.Value],
+    mask: Mask = None,
+    *,
+    eviction: str = "evict_normal",
 ) -> None:
+    """Store the elements that so many accesses cover, as `write` does."""
     for slot in slots if mask is None else _masked(builder, slots, dtype, mask):
         words = words_of(dtype, len(slot.registers))
         values = packed(builder, [elements[r] for r in slot.registers], dtype, words)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,13 +11,14 @@ from numba.cuda import types
 
 from tilekit import dtypes
 from tilekit.compiler.codegen.access import open_access
-from tilekit.compiler.codegen.access_layouts import as_accessed, as_stored
+from tilekit.compiler.codegen.access_layouts import as_accessed, as_stored, fills_lines
 from tilekit.compiler.codegen.compilation import current
 from tilekit.compiler.codegen.convert import convert
 from tilekit.compiler.codegen.convert_layout import in_layout
 from tilekit.compiler.codegen.definition import ABSENT, known
 from tilekit.compiler.codegen.diagnose import refuse, reject
 from tilekit.compiler.codegen.emit import pack, unpack
+from tilekit.compiler.codegen.line_stores import store_lines
 from tilekit.compiler.codegen.mapped_types import TileIndexType
 from tilekit.compiler.codegen.operands import elements as operand_elements
 from tilekit.compiler.codegen.shared_memory import barrier
@@ -288,7 +289,7 @@ def order_access(
     builder: ir.IRBuilder,
     tensor: TensorType,
     *,
-    lies: Layout | tuple[Layout] | None = None,
+    lies: Hashable = None,
     writes: bool = False,
     atomic: bool = False,
 ) -> None:
@@ -301,8 +302,8 @@ def order_access(
     Args:
         builder: at the place of the access.
         tensor: whose elements are accessed.
-        lies: the layout of the block's own tile; in a tuple, that of any tile of the tensor, as `_of_any_tile` gives it; None
-            where any thread may access any element.
+        lies: what says which thread accesses an element: the layout of the block's own tile; in a tuple, that of any tile of the
+            tensor, as `_of_any_tile` gives it; either stored by lines. None where any thread may access any element.
         writes: whether it writes.
         atomic: two such accesses need no order.
     """
@@ -333,7 +334,7 @@ def _of_any_tile(tensor: TensorType, cut: Cut, lies: Layout) -> tuple[Layout] | 
 class _Access:
     """An access to a tensor that the kernel writes, and the place before it."""
 
-    def __init__(self, lies: Layout | tuple[Layout] | None, writes: bool, atomic: bool, builder: ir.IRBuilder) -> None:
+    def __init__(self, lies: Hashable, writes: bool, atomic: bool, builder: ir.IRBuilder) -> None:
         self.lies, self.writes, self.atomic, self.ordered = lies, writes, atomic, False
         self.block = builder.block
         self.last = self.block.instructions[-1] if self.block.instructions else None
@@ -415,32 +416,37 @@ def store_window(
 ) -> Callable[..., None]:
     """How to store a tile or a scalar, given the tensor, an index in the order of its dimensions, the value and the mask."""
     eviction = "evict_normal" if policy is None else check_eviction(what, policy)
-    lies, tile, bring = to_store(what, tensor, cut, value)
     masked = check_mask(what, mask_type, cut.shape)
+    lies, tile, bring = to_store(what, tensor, cut, value, masked=masked)
+    lines = not masked and fills_lines(tensor, lies, cut.steps)
 
     def emit(
         builder: ir.IRBuilder, tensor_value: ir.Value, index: list[ir.Value], stored: ir.Value, mask: ir.Value = None
     ) -> None:
         column = bring(builder, stored)
         chosen = mask_elements(builder, mask_type, mask, tile) if masked else None
-        order_access(builder, tensor, lies=_of_any_tile(tensor, cut, lies) if roams else lies, writes=True)
-        access = open_access(builder, tensor, tensor_value, index, lies, proven=proven, writing=True, what=what, steps=cut.steps)
-        write(builder, access, tensor.dtype, column, chosen, eviction=eviction)
+        who = _of_any_tile(tensor, cut, lies) if roams else lies
+        order_access(builder, tensor, lies=who if who is None or not lines else ("lines", who), writes=True)
+        where, place = (builder, tensor, tensor_value, index, lies), {"proven": proven, "what": what, "steps": cut.steps}
+        if lines:
+            store_lines(*where, column, eviction=eviction, **place)
+        else:
+            write(builder, open_access(*where, writing=True, **place), tensor.dtype, column, chosen, eviction=eviction)
 
     return emit
 
 
 def to_store(
-    what: str, tensor: TensorType, cut: Cut, value: types.Type, *, added: bool = False
+    what: str, tensor: TensorType, cut: Cut, value: types.Type, *, masked: bool = False, added: bool = False
 ) -> tuple[Layout, TileType, Callable[[ir.IRBuilder, ir.Value], list[ir.Value]]]:
-    """How a tile or a scalar lies when it is written, or `added`: a layout of the extents, the tile's type, and how to bring it
-    there."""
+    """How a tile or a scalar lies when it is written, maybe `masked`, or `added`: a layout of the extents, the tile's type, and
+    how to bring it there."""
     if isinstance(value, TileType) and value.shape not in (cut.shape, ()):
         reject(what, f"a tile of shape {value.shape} into {tensor.parameter}, whose tiles are {cut.shape}")
     check_value(what, value, tensor)
     whole = isinstance(value, TileType) and value.shape == cut.shape
     held = cut.unseen(value.layout) if whole and not value.splat else None
-    lies = as_stored(tensor, cut.extents, cut.steps, held, added=added)
+    lies = as_stored(tensor, cut.extents, cut.steps, held, masked=masked, added=added)
     tile = TileType(tensor.dtype, cut.seen(lies), tensor.config)
 
     def bring(builder: ir.IRBuilder, stored: ir.Value) -> list[ir.Value]:
