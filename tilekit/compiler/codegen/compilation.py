@@ -107,6 +107,7 @@ class Pipelines:
         fewest: the fewest stages of any of the others.
         ring_bytes: how much the rings take, as far as they were lowered.
         barriers: by ring, how far before its stages its barriers lie, as far as they were lowered; `barrier_bytes`: of all.
+        begun: the types of the rings, and where they are, as far as they were lowered.
         received: bytes of room for what other blocks of a cluster send, and `sums`: where that of each sum lies behind all rooms,
             and its size, as far as they were lowered.
         maps: the tensor maps that the kernel gets, as far as it was lowered.
@@ -155,6 +156,7 @@ class Pipelines:
         self.ring_bytes, self.copied, self.chosen, self.fewest = 0, False, dict[int, int](), MOST_STAGES
         self.summed = False
         self.barriers: dict[int, int] = {}
+        self.begun: list[tuple[Any, ir.Value]] = []
         self.barrier_bytes = self.received = 0
         self.sums: list[tuple[int, int]] = []
         self.read: set[int] = set()

@@ -398,8 +398,6 @@ def ring(
         raise Unfit(f"all rings of a kernel have {BARRIER_ROOM // (2 * _BARRIER)} stages together, at most")
 
     def emit(builder: ir.IRBuilder, *_: ir.Value) -> ir.Value:
-        numbers = dict.fromkeys(way.map for variant in variants for way in variant.ways if way.map is not None)
-        maps = [builder.ptrtoint(tensor_map_of(builder, number), i64) for number in numbers]
         state.barriers[ring_type.number] = begin + BARRIER_ROOM - state.barrier_bytes
         state.barrier_bytes += 2 * _BARRIER * count
         state.ring_bytes += count * each
@@ -410,26 +408,35 @@ def ring(
         base = behind_rooms(builder, begin)
         # Taken for a constant, the address would be computed anew in each turn of a loop.
         base = asm(builder, "mov.u32 $0, $1;", "=r,r", i32, [base])
-        first = builder.icmp_unsigned("==", special_register(builder, "tid.x"), integer(32, 0))
-        filling = ring_type.accelerated + state.producers * ring_type.copied
-        emptying = compilation.config.num_warps * ring_type.cluster
-        with builder.if_then(first):
-            for tensor_map in maps:  # the first tiles come by them at once
-                asm(builder, "prefetch.tensormap [$0];", "l,~{memory}", _VOID, [tensor_map], effect=True)
-            for stage in range(count):
-                where = integer(32, stage)
-                for barrier, arrivals in ((ring_type.full, filling), (ring_type.empty, emptying)):
-                    text = f"mbarrier.init.shared::cta.b64 [$0], {arrivals};"
-                    asm(builder, text, "r,~{memory}", _VOID, [barrier(builder, base, where)], effect=True)
-            if state.target.tma and last:
-                asm(builder, "fence.mbarrier_init.release.cluster;", "~{memory}", _VOID, [], effect=True)
+        state.begun.append((ring_type, base))
         if last:  # all rings begin before the threads have roles: they meet once
+            _begin(builder, state)
             asm(builder, "bar.sync 0;" if state.cluster == 1 else _MEET, "~{memory}", _VOID, [], convergent=True)
             if state.early:
                 early_starts.wait(builder)  # up to here nothing has touched what others write
         return base
 
     return ring_type, emit
+
+
+def _begin(builder: ir.IRBuilder, state: Pipelines) -> None:
+    """Let one thread fetch the tensor maps and make the barriers of all rings."""
+    arriving = current().config.num_warps
+    variants = [variant for ring, _ in state.begun for variant in ring.variants]
+    maps = dict.fromkeys(way.map for variant in variants for way in variant.ways if way.map is not None)
+    with builder.if_then(builder.icmp_unsigned("==", special_register(builder, "tid.x"), integer(32, 0))):
+        for number in maps:  # the first tiles come by them at once
+            address = builder.ptrtoint(tensor_map_of(builder, number), i64)
+            asm(builder, "prefetch.tensormap [$0];", "l,~{memory}", _VOID, [address], effect=True)
+        for ring, base in state.begun:
+            filling, emptying = ring.accelerated + state.producers * ring.copied, arriving * ring.cluster
+            for stage in range(ring.stages):
+                for barrier, arrivals in ((ring.full, filling), (ring.empty, emptying)):
+                    text = f"mbarrier.init.shared::cta.b64 [$0], {arrivals};"
+                    where = barrier(builder, base, integer(32, stage))
+                    asm(builder, text, "r,~{memory}", _VOID, [where], effect=True)
+        if state.target.tma:
+            asm(builder, "fence.mbarrier_init.release.cluster;", "~{memory}", _VOID, [], effect=True)
 
 
 @lowers(intrinsics.variant)
