@@ -2,6 +2,7 @@
 
 import re
 
+import hazards
 import ml_dtypes
 import numpy as np
 import pytest
@@ -152,9 +153,25 @@ def test_columns_that_are_contiguous_are_multiplied_as_many_as_there_are(tile, s
     kernel, room = kernel_of(op)
     assert set(re.findall(r"(m64n\d+)k16", kernel.ptx)) == {f"m64n{tile[1]}"}
     panel = min(64, schedules.columns_of(tile[1])[0])
-    assert {known.box for known in kernel.maps if known.argument == 2} == {(64, panel)}
+    assert {known.box for known in kernel.maps if known.argument == 3} == {(64, panel)}
     assert not kernel.local_bytes
     assert room == [stages]
+
+
+@pytest.mark.parametrize(
+    ("shape", "shared"), [((13, 1800, 272, 1432), 1), ((17, 3040, 304, 4312), 2), ((1, 5736, 280, 5720), 1)], ids=str
+)
+def test_pairs_of_blocks_load_tiles_of_rows_that_lie_across_lines(shape, shared):
+    """Of what both blocks have in common each loads a half, for both: the rows, or both of the tiles that are abreast."""
+    batch, m, n, k = shape
+    stack = (batch,) if batch > 1 else ()
+    b = api.meta((*stack, n, k), tk.bfloat16)
+    op = kernels.gemm(api.meta((*stack, m, k), tk.bfloat16), b.permute(0, 2, 1) if stack else b.T)
+    kernel, _ = kernel_of(op)
+    assert re.search(r"m64n(144|160|192)k16", kernel.ptx)
+    assert kernel.sass.count("MULTICAST") == shared
+    assert not kernel.local_bytes
+    hazards.check(kernel)
 
 
 @pytest.mark.parametrize("columns", [80, 144, 160, 192])

@@ -334,13 +334,17 @@ class Window:
         unit = self.tensor.facts.unit
         key = tuple(0 if d == unit else c for d, c in enumerate(coordinate))
         if key not in self._rows:
-            address = self.base
-            for dim, c in enumerate(key):
-                if c:
-                    step = self.builder.mul(self._field(f"stride{dim}"), integer(64, c * self.tensor.dtype.itemsize))
-                    address = self.builder.add(address, step)
-            self._rows[key] = address
+            self._rows[key] = self.row_here(key)
         return self._rows[key]
+
+    def row_here(self, coordinate: tuple[int, ...]) -> ir.Value:
+        """The same, computed where it is asked for: in one of several branches."""
+        address = self.base
+        for dim, c in enumerate(coordinate):
+            if c and dim != self.tensor.facts.unit:
+                step = self.builder.mul(self._field(f"stride{dim}"), integer(64, c * self.tensor.dtype.itemsize))
+                address = self.builder.add(address, step)
+        return address
 
     def owner(self) -> ir.Value | None:
         """Whether this thread is the one, among those that hold copies, that writes. None if there are no copies."""

@@ -78,7 +78,6 @@ class _Rows:
         lines = _lines_of(layout, self._unit, self._per_word)
         first = layout.coordinates()
         self._rows = [(registers, first[registers[0]]) for registers in layout.chunks((*words, *lines))]
-        self._starts = [builder.add(window.row(at), integer(64, at[self._unit] * self._dtype.itemsize)) for _, at in self._rows]
         # Which word of a line a lane has, and which lane has a word: bits in another order.
         places = [vector[self._unit] // self._per_word for vector in layout.lane]
         self._lanes = [1 << places.index(1 << bit) for bit in range(len(places))]
@@ -88,11 +87,12 @@ class _Rows:
 
     def store(self, *, masked: bool) -> None:
         """Store all of them; `masked` where the tile may hang over the edge."""
-        for (registers, at), start in zip(self._rows, self._starts, strict=True):
-            self._store_row(registers, at, start, masked=masked)
+        for registers, at in self._rows:
+            self._store_row(registers, at, masked=masked)
 
-    def _store_row(self, registers: list[int], at: tuple[int, ...], start: ir.Value, *, masked: bool) -> None:
+    def _store_row(self, registers: list[int], at: tuple[int, ...], *, masked: bool) -> None:
         builder, window, count = self._builder, self._window, len(registers) // self._per_word
+        start = builder.add(window.row_here(at), integer(64, at[self._unit] * self._dtype.itemsize))
         begin = builder.and_(builder.trunc(start, i32), integer(32, _LINE - 1))
         words = self._moved([registers[k * self._per_word : (k + 1) * self._per_word] for k in range(count)], begin)
         mine = builder.sub(builder.mul(self._place, integer(32, WORD)), begin)  # where a lane's word of the first line is

@@ -73,8 +73,11 @@ _BESIDE = 4
 # 2048 x 512 x 4096 takes 14.7 us, and 16 in clusters.
 CLUSTER = (2, 1)
 _EIGHTH, _FROM_MEMORY = 8, 32 << 20
-# Also where they load less by it of an operand that is `ragged`. Blocks of a cluster begin and end together, in so many clocks.
-_CLUSTERS, _TOGETHER, _MEETING, _FITTING = ((2, 1), (1, 2), (4, 1), (1, 4), (2, 2)), 1.02, 1000, 0.85
+# Also where they load less by it of an operand that is `ragged`; then pairs of blocks that stay, too, and of those whose tiles
+# have other columns than powers of two: 13 x 1800 x 272 x 14232 takes 376 us, and 483 without; where lines are whole, pairs of
+# these gain nothing (224 x 10240 x 8192: 62 us, and 61). Blocks of a cluster begin and end together, in so many clocks.
+_PAIRS, _TOGETHER, _MEETING, _FITTING = ((2, 1), (1, 2)), 1.02, 1000, 0.85
+_CLUSTERS = (*_PAIRS, (4, 1), (1, 4), (2, 2))
 
 
 class Product(NamedTuple):
@@ -158,8 +161,8 @@ def cheapest(product: Product, splits: int | str | None = None, abreast: tuple[i
             if stream is not None and (splits or (stream.top and stream.share < steps and near)):
                 ways = [stream] if splits else [*ways, stream]
         every = [Way(bm, bn, warps, parts, depth=depth) for parts in ways]
+        every += [way._replace(cluster=cluster) for way in every for cluster in _clusters_of(product, (bm, bn, warps), way.parts)]
         if not odd:
-            every += [way._replace(cluster=cluster) for way in every for cluster in _clusters_of(product, bm, bn, way.parts)]
             every += [every[0]._replace(sharing=blocks) for blocks in _sharing(product, every[0]) if splits is None]
         for way in every:
             taken = clocks(product, way) * (_TWO if odd else 1)
@@ -207,12 +210,18 @@ def _received(way: Way) -> int:
     return 4 * way.rows * way.columns * (way.sharing - 1)
 
 
-def _clusters_of(product: Product, rows: int, columns: int, parts: int | StreamK) -> list[tuple[int, int]]:
-    """The clusters that blocks may have which visit one tile each, of so many rows and columns."""
-    batch, m, n, k = product.shape
+def _clusters_of(product: Product, tile: tuple[int, int, int], parts: int | StreamK) -> list[tuple[int, int]]:
+    """The clusters that blocks may have which visit tiles of so many rows and columns, with so many warps."""
+    (batch, m, n, k), (rows, columns, warps) = product.shape, tile
     down, across = -(-m // rows), -(-n // columns)
     if not product.clusters or isinstance(parts, StreamK) or n <= FEW_ROWS:
         return []
+    stay, odd = batch * down * across * parts > product.count, columns_of(columns) is not None
+    if (stay or odd) and not (parts == 1 and any(product.ragged) and together(rows, columns, warps)):
+        return []
+    if stay:
+        little = all(_EIGHTH * (there - extent) <= extent for extent, there in ((m, down * rows), (n, across * columns)))
+        return [cluster for cluster in _PAIRS if little and down % cluster[0] == across % cluster[1] == 0]
 
     def worth(extent: int, there: int) -> bool:
         return _EIGHTH * (there - extent) >= extent or batch * extent * k * product.itemsize >= _FROM_MEMORY
@@ -222,7 +231,7 @@ def _clusters_of(product: Product, rows: int, columns: int, parts: int | StreamK
     of_b = ragged[1] or (worth(n, across * columns) and (n >= m or across % 2 > 0))
     return [
         (below, beside)
-        for below, beside in _CLUSTERS
+        for below, beside in (_PAIRS if odd else _CLUSTERS)
         if down % below == across % beside == 0
         and batch * down * across * parts <= product.count * (1 if below * beside == 2 else _FITTING)
         and (below == 1 or of_b)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tilekit as tk
-from tilekit.kernels._gemm.abreast import place_of, store_left, store_right, sums_abreast
+from tilekit.kernels._gemm.abreast import store_left, store_right, sums_abreast
 from tilekit.lang.functions import Function
 
 __all__ = [
@@ -119,17 +119,13 @@ def kernels_of(epilogue: Function) -> ProductKernels:
 
     @tk.kernel
     def gemm_abreast(
-        out: tk.Out, a: tk.In, b: tk.In, c: tk.In, x: tk.In, y: tk.In, z: tk.In, alpha, beta,
+        places: tk.Out, out: tk.Out, a: tk.In, b: tk.In, c: tk.In, x: tk.In, y: tk.In, z: tk.In, alpha, beta,
         dtype: tk.Const, precision: tk.Const, warp_specialize: tk.Const, scaled: tk.Const, added: tk.Const, operands: tk.Const,
         each: tk.Const,
     ):  # fmt: skip
-        rows, columns = tk.cdiv(out.shape[len(each) // 2], BM), tk.cdiv(out.shape[1 + len(each) // 2], BN + BE)
-        steps, tiles = tk.cdiv(a.shape[1 + len(each) // 2], BK), rows * columns
-        if len(each) > 0:
-            tiles = tiles * out.shape[0]
-        for at in range(tk.bid(0), tiles, tk.num_blocks(0)):
-            n = at // (rows * columns) if len(each) > 0 else 0
-            i, j = place_of(at - n * rows * columns, rows, columns)
+        steps = tk.cdiv(a.shape[1 + len(each) // 2], BK)
+        for tile in places.tiles():
+            n, i, j = tile.index
             left, right = sums_abreast(a, b, n, i, j, 0, steps, dtype, precision, warp_specialize, each)
             done = finished(left, n, i, j, _LEFT, alpha, beta, c, x, y, z, scaled, added, operands)
             place = (n, i, j) if len(each) > 0 else (i, j)

@@ -160,7 +160,8 @@ def gemm(
             if not whole:
                 yield _added_up(kernels, y, parts, vectors.splits, rest(), constants)
         elif schedule.abreast and schedule.splits == 1:
-            yield launched(kernels.abreast(target.scattered(), left, right, *common(), each).grid(schedule.blocks))
+            places = schedule.places(new, target)
+            yield launched(kernels.abreast(places, target.scattered(), left, right, *common(), each))
         elif not matrix and schedule.splits == 1:
             yield launched(kernels.batch(schedule.mapped(target), left, right, *common(), each))
         elif schedule.splits == 1 and schedule.stream is None:

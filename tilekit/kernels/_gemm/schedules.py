@@ -19,8 +19,10 @@ from tilekit.kernels._gemm.exact import FEW_STEPS, exact_way, fits_stages, stage
 from tilekit.kernels._gemm.model import CLUSTER, FEW_ROWS, LARGE, MOST_SPLITS, Product, cheapest, held, together
 from tilekit.kernels._gemm.stream_k import StreamK, stream_k
 from tilekit.kernels._host import check_choice, power
+from tilekit.kernels._launches import New
 from tilekit.lang.matmul import PRECISIONS, accumulator_dtype
 from tilekit.launch.launch import check_warps
+from tilekit.ops import Spec
 
 __all__ = [
     "FEW_ROWS", "Schedule", "check_tile", "result_dtype", "schedule_of", "sum_dtype",
@@ -95,6 +97,14 @@ class Schedule(NamedTuple):
             cluster=None if cluster is None else (*batch, *cluster),
             blocks_per_tile=self.sharing,
         )
+
+    def places(self, new: New, tensor: Tensor) -> MappedPartition:
+        """The places of tiles that are no partition of a result, as those of two next to each other: an element each, (product of
+        a batch, row, column), which nobody writes. They are visited eight rows of a column at a time."""
+        rows, columns = (-(-size // side) for size, side in zip(tensor.shape[-2:], (self.rows, self.columns), strict=True))
+        places = new(Spec((math.prod(tensor.shape[:-2]), rows, columns), dtypes.uint8))
+        cluster = None if self.cluster is None else (1, *self.cluster)
+        return places.partition((1, 1, 1)).map(group=(1, _GROUP, 1), num_blocks=self.blocks, cluster=cluster)
 
 
 def sum_dtype(name: str, a: Any, b: Any, precision: str) -> Any:
