@@ -182,9 +182,15 @@ def test_large_operands_are_not_turned_over_by_those_that_multiply():
 
 
 def test_what_is_little_beside_the_result_is_not_packed():
-    """Rows of two elements, and a result of 216 MB: blocks whose tiles come as they go store it as fast."""
-    a, b = m(4, 10679, 2, dtype=tk.float32), m(4, 2, 1267, dtype=tk.float32)
-    assert names(kernels.gemm(a, b, precision="tf32")) == ["batched_gemm"]
+    """Rows of two elements, and a large result: blocks whose tiles come as they go store it as fast. Rows of 66 take longer."""
+
+    def launches(rows, columns, k):
+        a, b = m(4, k, rows, dtype=tk.float32).permute(0, 2, 1), m(4, k, columns, dtype=tk.float32)
+        return names(kernels.gemm(a, b, precision="tf32"))
+
+    assert launches(10679, 1267, 2) == ["batched_gemm"]
+    assert launches(9340, 151, 16) == ["batched_gemm"]
+    assert launches(16384, 151, 66)[0] == "_pack"
 
 
 def test_tiles_of_short_rows_have_several_steps():
