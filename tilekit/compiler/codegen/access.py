@@ -26,8 +26,8 @@ from tilekit.compiler.codegen.types import TensorType, extent_dtype, i32, i64, i
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP, Layout
 
 __all__ = [
-    "Access", "AccessPattern", "Slot", "Window", "access_pattern", "aligned", "count_tiles", "look", "members", "open_access",
-    "tensor_field",
+    "Access", "AccessPattern", "Slot", "Window", "access_pattern", "aligned", "count_tiles", "members", "open_access",
+    "open_window", "tensor_field",
 ]  # fmt: skip
 
 
@@ -160,34 +160,9 @@ def count_tiles(builder: ir.IRBuilder, extent: ir.Value, step: int) -> ir.Value:
     return builder.lshr(rounded, ir.Constant(extent.type, step.bit_length() - 1))
 
 
-def open_access(
-    builder: ir.IRBuilder,
-    tensor: TensorType,
-    value: ir.Value,
-    index: list[ir.Value],
-    layout: Layout,
-    *,
-    proven: bool | Sequence[int],
-    writing: bool,
-    what: str = "",
-    steps: tuple[int, ...] | None = None,
-    added: int | None = None,
-) -> Access:
-    """Compute addresses and predicates for the tile at `index`.
-
-    Args:
-        builder: at the place of the access.
-        tensor, value: the tensor parameter.
-        index: which tile, an i32 or i64 for each dimension.
-        layout: the tile's.
-        proven: whether `index` is sure to be inside the tensor; or the dimensions in which it is.
-        writing: threads that hold copies take no part.
-        what: the operation.
-        steps: how many elements apart tiles start; by default the tile's own extents.
-        added: as for `access_pattern`.
-    """
-    window = look(builder, tensor, value, index, layout, proven=proven, writing=writing, what=what, steps=steps, added=added)
-    chosen = window.pattern
+def open_access(window: Window) -> Access:
+    """Addresses and predicates of what is read or written of a window."""
+    chosen, writing = window.pattern, window.writing
     owner = window.owner() if writing else None
 
     def slots(bits: tuple[int, ...], *, masked: bool) -> list[Slot]:
@@ -201,7 +176,7 @@ def open_access(
     return Access(slots(chosen.vector, masked=False), slots(chosen.edge, masked=True), inside)
 
 
-def look(
+def open_window(
     builder: ir.IRBuilder,
     tensor: TensorType,
     value: ir.Value,
@@ -215,9 +190,18 @@ def look(
     added: int | None = None,
     words: tuple[int, ...] | None = None,
 ) -> Window:
-    """The part of the tensor that the tile at `index` covers, noted and checked. The arguments are those of `open_access`.
+    """The part of a tensor that the tile at `index` covers, noted and checked.
 
     Args:
+        builder: at the place of the access.
+        tensor, value: the tensor parameter.
+        index: which tile, an i32 or i64 for each dimension.
+        layout: the tile's.
+        proven: whether `index` is sure to be inside the tensor; or the dimensions in which it is.
+        writing: threads that hold copies take no part.
+        what: the operation.
+        steps: how many elements apart tiles start; by default the tile's own extents.
+        added: as for `access_pattern`.
         words: the register bits that an access covers whatever the alignment: threads see it as the first of their warp does.
     """
     if isinstance(proven, bool):
@@ -227,7 +211,8 @@ def look(
     if words is not None:
         pattern = replace(pattern, vector=words, edge=words, apart=True)
         thread = builder.and_(thread, integer(32, -WARP & 0xFFFFFFFF))
-    window = Window(builder, tensor, value, index, layout, pattern, steps, thread, together=added is not None)
+    together = added is not None
+    window = Window(builder, tensor, value, index, layout, pattern, steps, thread, together=together, writing=writing)
     current().note("access", tensor, layout, pattern, writing)
     if window.valid is not None and checking():
         marks = ", ".join(["{}"] * len(index))
@@ -253,9 +238,11 @@ class Window:
         steps: tuple[int, ...],
         thread: ir.Value | None = None,
         together: bool = False,
+        writing: bool = False,
     ) -> None:
         self.steps = steps
         self.builder, self.tensor, self.value, self.layout, self.pattern = builder, tensor, value, layout, pattern
+        self.writing = writing
         self.thread = special_register(builder, "tid.x") if thread is None else thread
         self.width = register_type(extent_dtype(tensor.facts))
         self.valid = all_of(builder, [self._in_range(d, index[d]) for d in pattern.checked])

@@ -10,7 +10,7 @@ from tilekit.compiler.codegen.types import TensorType
 from tilekit.compiler.layouts.conversion import with_lanes, with_runs, within_warps
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP, Config, Layout, elements
 
-__all__ = ["WORD", "as_accessed", "as_stored", "fills_lines"]
+__all__ = ["WORD", "as_accessed", "as_stored", "words_of_lines"]
 
 Shape = tuple[int, ...]
 WORD = 4
@@ -46,19 +46,21 @@ def as_stored(tensor: TensorType, extents: Shape, steps: Shape, held: Layout | N
     if added or not _between_sectors(tensor):
         return lies
     lines = with_lanes(with_runs(held, unit, itemsize, WORD), unit, max(1, WORD // itemsize))
-    if not masked and fills_lines(tensor, lines, steps) and within_warps(held, lines) is not None:
+    if not masked and words_of_lines(tensor, lines, steps) is not None and within_warps(held, lines) is not None:
         return lines
     return _in_long_pieces(tensor, steps, held, unit, lies)
 
 
-def fills_lines(tensor: TensorType, layout: Layout, steps: Shape) -> bool:
-    """Whether warps have more of each row than a line of memory, of a tensor whose rows begin anywhere: see `line_stores`."""
+def words_of_lines(tensor: TensorType, layout: Layout, steps: Shape) -> tuple[int, ...] | None:
+    """The register bits of a word, if warps have more of each row than a line of memory, of a tensor whose rows begin anywhere:
+    see `line_stores`."""
     unit, itemsize = tensor.facts.unit, tensor.dtype.itemsize
     if unit is None or itemsize * aligned(tensor, steps) > WORD or not _between_sectors(tensor):
-        return False
-    run = max(1, WORD // itemsize)
-    *words, more = (tuple(run << bit if d == unit else 0 for d in range(len(layout.shape))) for bit in range(WARP.bit_length()))
-    return 1 << len(layout.run(unit)) >= run and set(layout.lane) == set(words) and more in layout.reg
+        return None
+    bits = (WORD // itemsize).bit_length() - 1
+    *words, more = (tuple(1 << bits + n if d == unit else 0 for d in range(len(layout.shape))) for n in range(WARP.bit_length()))
+    word = layout.run(unit)[:bits]
+    return word if len(word) == bits and set(layout.lane) == set(words) and more in layout.reg else None
 
 
 def _between_sectors(tensor: TensorType) -> bool:

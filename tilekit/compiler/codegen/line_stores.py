@@ -13,17 +13,15 @@ results of products at 1.0 to 1.6 TB/s; by whole lines it takes three fifths of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from llvmlite import ir
 
 from tilekit import dtypes
-from tilekit.compiler.codegen.access import Slot, Window, aligned, look
+from tilekit.compiler.codegen.access import Slot, Window, aligned
 from tilekit.compiler.codegen.access_layouts import WORD
 from tilekit.compiler.codegen.convert_layout import from_lane
 from tilekit.compiler.codegen.emit import all_of, asm, special_register, xor_of_bits
 from tilekit.compiler.codegen.transfer import write_slots
-from tilekit.compiler.codegen.types import TensorType, i32, i64, integer
+from tilekit.compiler.codegen.types import i32, i64, integer
 from tilekit.compiler.codegen.words import elements_of, packed, words_of
 from tilekit.compiler.layouts.linear import WARP, Layout
 
@@ -32,27 +30,17 @@ __all__ = ["store_lines"]
 _LINE = WARP * WORD
 
 
-def store_lines(
-    builder: ir.IRBuilder,
-    tensor: TensorType,
-    value: ir.Value,
-    index: list[ir.Value],
-    layout: Layout,
-    elements: list[ir.Value],
-    *,
-    proven: bool | Sequence[int],
-    what: str,
-    steps: tuple[int, ...],
-    eviction: str,
-) -> None:
-    """Store the elements of a tile, given by register of a layout that `fills_lines`; those that do not exist are dropped.
+def store_lines(builder: ir.IRBuilder, window: Window, elements: list[ir.Value], *, eviction: str) -> None:
+    """Store the elements of a tile, given by register of a layout that has `words_of_lines`; those that do not exist are dropped.
 
-    The other arguments are those of `open_access` and `write`. All threads of a warp take part.
+    All threads of a warp take part.
+
+    Args:
+        builder: at the place of the access.
+        window: the part of the tensor, opened by these words.
+        elements, eviction: as for `write`.
     """
-    unit = tensor.facts.unit
-    words = layout.run(unit)[: (WORD // tensor.dtype.itemsize).bit_length() - 1]
-    window = look(builder, tensor, value, index, layout, proven=proven, writing=True, what=what, steps=steps, words=words)
-    rows = _Rows(builder, window, words, elements, eviction)
+    rows = _Rows(builder, window, elements, eviction)
     if not window.pattern.masked:
         rows.store(masked=False)
         return
@@ -66,9 +54,7 @@ def store_lines(
 class _Rows:
     """What a warp has of the rows of a tile, which it sees as its first thread does."""
 
-    def __init__(
-        self, builder: ir.IRBuilder, window: Window, words: tuple[int, ...], elements: list[ir.Value], eviction: str
-    ) -> None:
+    def __init__(self, builder: ir.IRBuilder, window: Window, elements: list[ir.Value], eviction: str) -> None:
         self._builder, self._window, self._elements, self._eviction = builder, window, elements, eviction
         tensor, layout = window.tensor, window.layout
         self._dtype, self._unit = tensor.dtype, tensor.facts.unit
@@ -77,7 +63,7 @@ class _Rows:
         self._cut = self._split or (self._unit in window.left and bool(tensor.facts.extents[self._unit] % self._per_word))
         lines = _lines_of(layout, self._unit, self._per_word)
         first = layout.coordinates()
-        self._rows = [(registers, first[registers[0]]) for registers in layout.chunks((*words, *lines))]
+        self._rows = [(registers, first[registers[0]]) for registers in layout.chunks((*window.pattern.vector, *lines))]
         # Which word of a line a lane has, and which lane has a word: bits in another order.
         places = [vector[self._unit] // self._per_word for vector in layout.lane]
         self._lanes = [1 << places.index(1 << bit) for bit in range(len(places))]

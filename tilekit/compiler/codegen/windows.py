@@ -10,8 +10,8 @@ from llvmlite import ir
 from numba.cuda import types
 
 from tilekit import dtypes
-from tilekit.compiler.codegen.access import open_access
-from tilekit.compiler.codegen.access_layouts import as_accessed, as_stored, fills_lines
+from tilekit.compiler.codegen.access import open_access, open_window
+from tilekit.compiler.codegen.access_layouts import as_accessed, as_stored, words_of_lines
 from tilekit.compiler.codegen.compilation import current
 from tilekit.compiler.codegen.convert import convert
 from tilekit.compiler.codegen.convert_layout import in_layout
@@ -376,7 +376,7 @@ def load_window(
     Args:
         what, tensor, cut: the operation, and what it loads.
         padding: as `check_padding` gives it.
-        proven: as for `open_access`.
+        proven: as for `open_window`.
         roams: whether it is another tile than the block's own.
         value_type, mask_type: the types of what is given for padding and mask.
         policy: the type of what is given for the eviction policy.
@@ -394,10 +394,10 @@ def load_window(
         builder: ir.IRBuilder, value: ir.Value, index: list[ir.Value], mask: ir.Value = None, fill: ir.Value = None
     ) -> ir.Value:
         order_access(builder, tensor, lies=None if roams else lies)
-        access = open_access(builder, tensor, value, index, lies, proven=proven, writing=False, what=what, steps=cut.steps)
+        window = open_window(builder, tensor, value, index, lies, proven=proven, writing=False, what=what, steps=cut.steps)
         chosen = mask_elements(builder, mask_type, mask, tile) if masked else None
         pad = fill_of(builder, tensor, value_type, fill) if padding is None else padding
-        loaded = read(builder, access, tensor.dtype, pad, chosen, eviction=eviction)
+        loaded = read(builder, open_access(window), tensor.dtype, pad, chosen, eviction=eviction)
         return pack(builder, in_layout(builder, tile, loaded, wanted.layout))
 
     return wanted, emit
@@ -418,7 +418,7 @@ def store_window(
     eviction = "evict_normal" if policy is None else check_eviction(what, policy)
     masked = check_mask(what, mask_type, cut.shape)
     lies, tile, bring = to_store(what, tensor, cut, value, masked=masked)
-    lines = not masked and fills_lines(tensor, lies, cut.steps)
+    words = None if masked else words_of_lines(tensor, lies, cut.steps)
 
     def emit(
         builder: ir.IRBuilder, tensor_value: ir.Value, index: list[ir.Value], stored: ir.Value, mask: ir.Value = None
@@ -426,12 +426,14 @@ def store_window(
         column = bring(builder, stored)
         chosen = mask_elements(builder, mask_type, mask, tile) if masked else None
         who = _of_any_tile(tensor, cut, lies) if roams else lies
-        order_access(builder, tensor, lies=who if who is None or not lines else ("lines", who), writes=True)
-        where, place = (builder, tensor, tensor_value, index, lies), {"proven": proven, "what": what, "steps": cut.steps}
-        if lines:
-            store_lines(*where, column, eviction=eviction, **place)
+        order_access(builder, tensor, lies=who if who is None or words is None else ("lines", who), writes=True)
+        window = open_window(
+            builder, tensor, tensor_value, index, lies, proven=proven, writing=True, what=what, steps=cut.steps, words=words
+        )
+        if words is not None:
+            store_lines(builder, window, column, eviction=eviction)
         else:
-            write(builder, open_access(*where, writing=True, **place), tensor.dtype, column, chosen, eviction=eviction)
+            write(builder, open_access(window), tensor.dtype, column, chosen, eviction=eviction)
 
     return emit
 

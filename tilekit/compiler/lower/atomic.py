@@ -18,7 +18,7 @@ from numba.cuda import types
 from tilekit import dtypes
 from tilekit.compiler.codegen import arithmetic
 from tilekit.compiler.codegen import shared_memory as shared
-from tilekit.compiler.codegen.access import Access, Slot, open_access
+from tilekit.compiler.codegen.access import Access, Slot, open_access, open_window
 from tilekit.compiler.codegen.compilation import current
 from tilekit.compiler.codegen.definition import known, lowers
 from tilekit.compiler.codegen.diagnose import reject
@@ -388,7 +388,7 @@ def atomic_add_tile(array: types.Type, index: types.Type, tile: types.Type) -> A
         column, where = bring(builder, added), index_values(builder, index, at)
         order_access(builder, tensor, writes=True, atomic=True)
         width = _most_together("add", tensor.dtype)
-        access = open_access(builder, tensor, array, where, lies, proven=inside, writing=True, what=what, added=width)
-        _add(builder, tensor.dtype, "relaxed.gpu", access, column)
+        window = open_window(builder, tensor, array, where, lies, proven=inside, writing=True, what=what, added=width)
+        _add(builder, tensor.dtype, "relaxed.gpu", open_access(window), column)
 
     return types.none, emit
