@@ -29,7 +29,7 @@ from collections.abc import Iterator
 
 import pytest
 
-QUICK_S, THOROUGH_S = 5.0, 20.0
+QUICK_S, THOROUGH_S = 5.0, 15.0
 RAN = "cases of the fuzzers"  # the name of the property of a test's report that tells how many it ran
 _FIRST = "TILEKIT_FUZZ_FIRST"  # tells pytest's worker processes where the run starts
 
