@@ -80,7 +80,7 @@ def access_pattern(
     if facts.unit is None:
         return AccessPattern(vector=(), edge=(), ragged=ragged, checked=checked, apart=apart)
     run = layout.run(facts.unit)
-    widest = min(aligned(tensor, steps), max(1, (ACCESS_BYTES if added is None else added * itemsize) // itemsize))
+    widest = min(aligned(tensor, steps), ACCESS_BYTES // itemsize if added is None else added)
     uncut = min(widest, facts.extents[facts.unit]) if facts.unit in ragged else widest
     # A tile that always hangs over the edge has no other accesses.
     vector, edge = (run[: max(1, elements).bit_length() - 1] for elements in (uncut if over else widest, uncut))
