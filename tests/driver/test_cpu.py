@@ -55,6 +55,25 @@ def test_streams_overlap(driver):
     driver.synchronize()
 
 
+def test_a_stream_waits_for_a_word_that_another_writes(driver):
+    one, two, seen = driver.stream_create(0), driver.stream_create(0), []
+    memory = driver.allocate(24, one)
+    words = memory.buffer.view(np.int64)
+    words[:] = 0
+    driver.wait_for_word(memory, 8, 3, two)
+    driver.submit(two, lambda: seen.append(int(words[1])))
+    for value in range(1, 5):
+        assert seen == []
+        driver.submit(one, lambda value=value: words.__setitem__(1, value))
+        driver.stream_synchronize(one)
+        if value == 2:
+            assert not driver.stream_query(two)
+        if value == 3:
+            break
+    driver.stream_synchronize(two)
+    assert seen == [3]
+
+
 def test_an_event_orders_two_streams(driver):
     one, two, latch, seen = driver.stream_create(0), driver.stream_create(0), threading.Event(), []
     event = driver.event_create()

@@ -62,6 +62,23 @@ def test_what_is_bound_is_told_before_the_next_launch(gpu):
     assert driver.graphs[-1][1][1][1] == other.address
 
 
+def test_branches_wait_for_words(gpu):
+    _device, driver = gpu
+    words, x = api.zeros(4, tk.int64).sync(), api.zeros(2048).sync()
+
+    def wait(ctx):
+        ctx.driver.wait_for_word(words.storage.memory, 16, 7, ctx.stream.handle)
+        return x.fill(1.5)
+
+    tk.with_context(wait).sync()
+    assert driver.calls["cuStreamWaitValue64"] == 1
+    graph = tk.with_context(wait).graph()
+    graph.launch().sync()
+    assert driver.calls["cuStreamWaitValue64"] == 1
+    assert [kind for kind, _ in driver.graphs[-1]] == ["wait", "memset"]
+    assert driver.graphs[-1][0][1] == (4, words.address + 16, 7, 0)
+
+
 def early(driver, op):
     """Which of a graph's nodes may begin before the one before them has ended, a letter each: `y` or `n`."""
     op.graph().launch().sync()

@@ -56,6 +56,21 @@ def test_one_step_runs_one_item_in_this_thread(driver):
     assert len(where) == 2
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_word_holds_its_stream_back(driver, seed):
+    one, two, seen = driver.stream_create(0), driver.stream_create(0), []
+    memory = driver.allocate(8, one)
+    driver.fill(memory, 0, 8, bytes(1), one)
+    driver.synchronize()
+    word = memory.buffer.view(np.int64)
+    with cpu.Stepper(driver, seed):
+        driver.wait_for_word(memory, 0, 2, two)
+        driver.submit(two, lambda: seen.append("b"))
+        for _ in range(2):
+            driver.submit(one, lambda: (seen.append("a"), word.__iadd__(1)))
+    assert seen == ["a", "a", "b"]
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_a_wait_holds_its_stream_back(driver, seed):
     seen = []

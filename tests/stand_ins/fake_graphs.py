@@ -30,6 +30,9 @@ class FakeGraphs:
     CUgraphDependencyType = SimpleNamespace(CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC=1)
     CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC = 1
     CUDA_KERNEL_NODE_PARAMS = CUDA_MEMSET_NODE_PARAMS = CUDA_MEMCPY3D = SimpleNamespace
+    CUDA_BATCH_MEM_OP_NODE_PARAMS = SimpleNamespace
+    CUstreamBatchMemOpType = SimpleNamespace(CU_STREAM_MEM_OP_WAIT_VALUE_64=4)
+    CUstreamWaitValue_flags = SimpleNamespace(CU_STREAM_WAIT_VALUE_GEQ=0)
     CUmemorytype = SimpleNamespace(CU_MEMORYTYPE_HOST=1, CU_MEMORYTYPE_DEVICE=2)
     CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2)
 
@@ -72,6 +75,12 @@ class FakeGraphs:
     def cuGraphAddMemcpyNode(self, graph: Any, after: Any, count: int, params: Any, context: Any) -> tuple[Any, ...]:
         return self._add("memcpy", graph, after, count, params)
 
+    def CUstreamBatchMemOpParams(self) -> Any:
+        return SimpleNamespace(waitValue=SimpleNamespace())
+
+    def cuGraphAddBatchMemOpNode(self, graph: Any, after: Any, count: int, params: Any) -> tuple[Any, ...]:
+        return self._add("wait", graph, after, count, params)
+
     def cuGraphAddChildGraphNode(self, graph: Any, after: Any, count: int, child: Any) -> tuple[Any, ...]:
         return self._add("child", graph, after, count, child)
 
@@ -92,6 +101,9 @@ class FakeGraphs:
             return "memset", (p.dst, p.value, p.elementSize, p.width)
         if node.kind == "memcpy":
             return "memcpy", (getattr(p, "dstDevice", None), getattr(p, "srcDevice", None), p.WidthInBytes)
+        if node.kind == "wait":
+            (wait,) = p.paramArray
+            return "wait", (wait.operation, wait.waitValue.address, wait.waitValue.value64, wait.waitValue.flags)
         return "child", [self._told(inner) for inner in p]
 
     def _set(self, run: Any, node: _Node, params: Any) -> tuple[Any, ...]:
@@ -105,6 +117,9 @@ class FakeGraphs:
         return self._set(run, node, params)
 
     def cuGraphExecMemcpyNodeSetParams(self, run: Any, node: _Node, params: Any, context: Any) -> tuple[Any, ...]:
+        return self._set(run, node, params)
+
+    def cuGraphExecBatchMemOpNodeSetParams(self, run: Any, node: _Node, params: Any) -> tuple[Any, ...]:
         return self._set(run, node, params)
 
     def cuGraphLaunch(self, run: Any, stream: Any) -> tuple[Any, ...]:

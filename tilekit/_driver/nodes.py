@@ -244,6 +244,22 @@ class Copy(Node):
         return (self.target, self.source)
 
 
+class WaitForWord(Node):
+    """`Driver.wait_for_word`."""
+
+    __slots__ = ("least", "word")
+
+    def __init__(self, label: str, memory: Memory, offset: int, least: int) -> None:
+        super().__init__(label)
+        self.word, self.least = MemoryRange(memory, offset, 8, False), least
+
+    def enqueue(self, driver: Any, stream: StreamHandle) -> None:
+        driver.wait_for_word(self.word.memory, self.word.offset, self.least, stream)
+
+    def ranges(self) -> Sequence[MemoryRange]:
+        return (self.word,)
+
+
 class CopyIn(Node):
     """`Driver.copy_from_host`: what the array holds then."""
 
@@ -330,6 +346,10 @@ class Recorder:
         """See `Driver`."""
         to, start = MemoryRange(target, target_offset, nbytes, True), MemoryRange(source, source_offset, nbytes, False)
         self._add(Copy("copy", to, start, nbytes))
+
+    def wait_for_word(self, memory: Memory, offset: int, least: int, stream: StreamHandle) -> None:
+        """See `Driver`."""
+        self._add(WaitForWord("wait for a word", memory, offset, least))
 
     def copy_from_host(self, memory: Memory, offset: int, source: np.ndarray[Any, Any], stream: StreamHandle) -> None:
         """See `Driver`."""

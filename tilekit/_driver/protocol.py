@@ -288,6 +288,12 @@ class Driver(Protocol):
         """Write `count` copies of `pattern` (1, 2 or 4 bytes long) from `offset` on."""
         ...
 
+    def wait_for_word(self, memory: Memory, offset: int, least: int, stream: StreamHandle) -> None:
+        """Let what comes behind in the stream wait until the int64 at `offset` bytes into `memory` is `least` or more: for what a
+        kernel writes that was submitted before, on another stream. A wait for a word that nobody writes has no end.
+        """
+        ...
+
     # code
     def load(self, image: bytes, entry: str, shared_bytes: int = 0, starts_early: bool = False) -> FunctionHandle:
         """Load a compiled kernel (CUDA: a cubin). The CPU device has no images and raises.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tilekit._driver import forking
-from tilekit._driver.cpu.queue import FREE, RUN, SIGNAL, WAIT, CpuStream, Point, SteppedBy, lock
+from tilekit._driver.cpu.queue import FREE, LOOK, RUN, SIGNAL, WAIT, CpuStream, Point, SteppedBy, lock
 from tilekit._driver.cpu.stepper import Stepper as Stepper
 from tilekit._driver.ledger import Ledger, has_no_more
 from tilekit._driver.nodes import Node
@@ -341,6 +341,9 @@ class CpuDriver:
                 memory.shadow.write(offset, target.nbytes)
 
         self.submit(stream, work)
+
+    def wait_for_word(self, memory: Memory, offset: int, least: int, stream: CpuStream) -> None:
+        stream.put((LOOK, _bytes(memory, offset, 8).view(np.int64), least))
 
     # code
     def load(self, image: bytes, entry: str, shared_bytes: int = 0, starts_early: bool = False) -> Any:

@@ -22,6 +22,7 @@ __all__ = [
     "CLEAR",
     "FAULT_STATUS",
     "FREE",
+    "LOOK",
     "RECORD",
     "RUN",
     "SIGNAL",
@@ -36,8 +37,10 @@ __all__ = [
 ]
 
 # What a stream can hold. An item is (kind, a, b).
-RUN, RECORD, WAIT, SIGNAL, FREE, CLEAR, STOP = range(7)
+RUN, RECORD, WAIT, LOOK, SIGNAL, FREE, CLEAR, STOP = range(8)
 Item = tuple[int, Any, Any]
+
+_LOOK_S = 2e-5  # between two looks at a word
 
 FAULT_STATUS = 719  # what signals report: CUDA_ERROR_LAUNCH_FAILED, the nearest that CUDA has
 
@@ -234,6 +237,11 @@ class CpuStream:
                 a.wait()
                 if self.fault is None:
                     self.fault = a.fault
+            elif kind == LOOK:
+                while a[0] < b and self.fault is None:
+                    if sys.is_finalizing():
+                        raise _cut_off(self)
+                    time.sleep(_LOOK_S)
             elif kind == FREE:
                 for point in b:
                     point.wait()

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Self
 
-from tilekit._driver.cpu.queue import FREE, WAIT, CpuStream, Item, Point
+from tilekit._driver.cpu.queue import FREE, LOOK, WAIT, CpuStream, Item, Point
 from tilekit.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -155,4 +155,6 @@ def _awaited(item: Item) -> list[Point]:
 
 
 def _can(item: Item) -> bool:
+    if item[0] == LOOK:
+        return bool(item[1][0] >= item[2])
     return all(point.done for point in _awaited(item))

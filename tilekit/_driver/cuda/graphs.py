@@ -13,7 +13,7 @@ from typing import Any
 from tilekit._driver.cuda.context import this_thread
 from tilekit._driver.cuda.errors import check, failure, given_up
 from tilekit._driver.cuda.memory import CudaMemory
-from tilekit._driver.nodes import Captured, Copy, CopyIn, CopyOut, Fill, Launch, Node
+from tilekit._driver.nodes import Captured, Copy, CopyIn, CopyOut, Fill, Launch, Node, WaitForWord
 from tilekit.errors import DeviceError
 
 __all__ = ["CudaGraphs", "GraphExec"]
@@ -72,6 +72,7 @@ class CudaGraphs(CudaMemory):
             Copy: self._add_copy,
             CopyIn: self._add_copy,
             CopyOut: self._add_copy,
+            WaitForWord: self._add_wait,
             Captured: self._add_captured,
         }
 
@@ -165,6 +166,19 @@ class CudaGraphs(CudaMemory):
         cu = self._cu
         return check(cu, cu.cuGraphAddMemcpyNode(graph, after, len(after), self._copy_params(node), self._context))
 
+    def _wait_params(self, node: WaitForWord) -> Any:
+        cu = self._cu
+        wait, params = cu.CUstreamBatchMemOpParams(), cu.CUDA_BATCH_MEM_OP_NODE_PARAMS()
+        wait.operation = cu.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WAIT_VALUE_64
+        wait.waitValue.address, wait.waitValue.value64 = node.word.address, node.least
+        wait.waitValue.flags = int(cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
+        params.ctx, params.count, params.paramArray, params.flags = self._context, 1, [wait], 0
+        return params
+
+    def _add_wait(self, graph: Any, after: list[Any], node: WaitForWord) -> Any:
+        cu = self._cu
+        return check(cu, cu.cuGraphAddBatchMemOpNode(graph, after, len(after), self._wait_params(node)))
+
     def _add_captured(self, graph: Any, after: list[Any], node: Captured) -> Any:
         return check(self._cu, self._cu.cuGraphAddChildGraphNode(graph, after, len(after), node.graph.template))
 
@@ -190,6 +204,11 @@ class CudaGraphs(CudaMemory):
                 check(cu, cu.cuGraphExecMemcpyNodeSetParams(run, handle, params, self._context))
                 if template:
                     check(cu, cu.cuGraphMemcpyNodeSetParams(handle, params))
+            elif isinstance(node, WaitForWord):
+                params = self._wait_params(node)
+                check(cu, cu.cuGraphExecBatchMemOpNodeSetParams(run, handle, params))
+                if template:
+                    check(cu, cu.cuGraphBatchMemOpNodeSetParams(handle, params))
 
     def graph_launch(self, graph: GraphExec, stream: Any) -> None:
         if this_thread.driver is not self:

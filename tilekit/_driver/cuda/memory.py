@@ -155,6 +155,11 @@ class CudaMemory(CudaStreams):
         to, start = target.address + target_offset, source.address + source_offset
         check(self._cu, self._cu.cuMemcpyDtoDAsync(to, start, nbytes, stream))
 
+    def wait_for_word(self, memory: Memory, offset: int, least: int, stream: Any) -> None:
+        self.activate()
+        at_least = self._cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
+        check(self._cu, self._cu.cuStreamWaitValue64(stream, memory.address + offset, least, at_least))
+
     def copy_from_peer(
         self, target: Memory, target_offset: int, peer: CudaMemory, source: Memory, source_offset: int, nbytes: int, stream: Any
     ) -> None:
