@@ -291,6 +291,9 @@ class Driver(Protocol):
     def wait_for_word(self, memory: Memory, offset: int, least: int, stream: StreamHandle) -> None:
         """Let what comes behind in the stream wait until the int64 at `offset` bytes into `memory` is `least` or more: for what a
         kernel writes that was submitted before, on another stream. A wait for a word that nobody writes has no end.
+
+        Args:
+            memory: that of a `window`: in memory of their pools CUDA's streams wait for no words (CUDA_ERROR_INVALID_VALUE).
         """
         ...
 

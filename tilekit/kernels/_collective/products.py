@@ -100,8 +100,8 @@ class AllGatherWorkspace(_Workspace):
 
 
 class ReduceScatterWorkspace(_Workspace):
-    """What `kernels.matmul_reduce_scatter` needs of a group: on each device room for sums of others' rows, and for what these have
-    of its own. Blocks until all members have come; made once, for any number of calls.
+    """What `kernels.matmul_reduce_scatter` needs of a group: on each device room for sums of others' rows, and for theirs of its
+    own. Blocks until all members have come; made once, for any number of calls.
 
     Calls that use it come one after the other, in the same order at all members.
 
@@ -126,6 +126,7 @@ class ReduceScatterWorkspace(_Workspace):
                 f"ReduceScatterWorkspace: {m} rows are dealt out to {size} members, and {m} is no multiple of {size}: pad the "
                 f"matrix to {-(-m // size) * size}"
             )
+        self._done = symmetric(group, (size, _CHUNKS), dtypes.int64)  # of one's own: streams wait for no other memory
         # Rows begin at a multiple of 128 bytes.
         self._parts = symmetric(group, (size, m // size, n + -n % (128 // self.dtype.itemsize)), self.dtype)
         self._places = [_Scattering(self, at) for at in range(len(group.ranks))]
@@ -283,7 +284,7 @@ class _Scattering:
         self.arrivals = workspace._arrivals.whole(rank).scattered()
         parts = workspace._parts.whole(rank)
         sent = api.zeros((max(size - 1, 1), *parts.shape[2:]), workspace.dtype).on(device).sync()
-        self.done = api.zeros((sent.shape[0], _CHUNKS), dtypes.int64).on(device).sync()
+        self.done = workspace._done.local(rank)
         self.parts, self.sent = parts[rank, :, :, :n].scattered(), sent[:, :, :n].scattered()
         self.chunks = []
         for turn, other in enumerate((rank + further) % size for further in range(1, size)):
