@@ -64,6 +64,7 @@ def leaving(
     what the others sent.
     """
     call, tiles = tk.load(calls, 0, ()), rows * columns
+    stored, here = -1, -1  # the chunk of the tile that was stored last, and the last one that has come
     for at in range(start + tk.bid(0), stop, tk.num_blocks(0)):
         turn = at // tiles
         n = (rank + 1 + turn) % size
@@ -71,17 +72,24 @@ def leaving(
         acc = tk.zeros((BM, BN), dtype)
         for ta, tb in tk.pipelined(a.tiles((1, BM, BK))[n, i, :], b.tiles((BK, BN))[:, j], warp_specialize=warp_specialize):
             acc = tk.mma(ta.reshape((BM, BK)), tb, acc, precision=precision)
-        own = acc.astype(parts.dtype)
+        own, part = acc.astype(parts.dtype), i // chunk
+        if stored >= 0:  # it has got there while the block multiplied
+            tk.atomic_add(done, stored, 1, memory_order="release", memory_scope="system")
+            stored = -1
         if n != rank:
             tk.store(sent, (turn, i, j), own.reshape((1, BM, BN)))
-            tk.atomic_add(done, turn * chunks + i // chunk, 1, memory_order="release", memory_scope="system")
+            stored = turn * chunks + part
         else:
-            wait_for_all(flags, i // chunk, call, rank, size, lanes)
+            if part > here:
+                wait_for_all(flags, part, call, rank, size, lanes)
+                here = part
             total = own.astype(dtype)
             for further in range(1, size):
                 other = tk.load(parts, ((rank + further) % size, i, j), (1, BM, BN))
                 total = total + other.reshape((BM, BN)).astype(dtype)
             tk.store(out, (i, j), total.astype(out.dtype))
+    if stored >= 0:
+        tk.atomic_add(done, stored, 1, memory_order="release", memory_scope="system")
 
 
 @tk.kernel
