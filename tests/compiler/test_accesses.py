@@ -363,6 +363,25 @@ def test_an_atomic_whose_result_is_unused_is_a_reduction(compiled, tensor, dtype
     assert not used.uses_local_memory
 
 
+def putting(order):
+    def put(y, x):
+        tk.atomic_xchg(y, tk.load(x, tk.bid(0), 1024), 1, memory_order=order)
+
+    return put
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("dtype", "bits"), [("int32", 32), ("float32", 32), ("uint64", 64), ("float64", 64)])
+@pytest.mark.parametrize("order", ["relaxed", "release", "acquire"])
+def test_an_exchange_whose_result_is_unused_is_a_store(compiled, tensor, dtype, bits, order, target):
+    made = compiled(putting(order), tensor(256, dtype, role="inout"), tensor(4096, "int32"), target=target)
+    stores = re.findall(rf"\bst\.{order}\.gpu\.global\.b{bits}\b", made.kernel.ptx)
+    if order == "acquire":  # which a store has not
+        assert atomics(made) and not stores
+    else:
+        assert stores and not atomics(made)
+
+
 def add_rows(y, x, ids):
     tk.atomic_add(y, (tk.load(ids, tk.bid(0), 4)[:, None], tk.arange(256)), tk.load(x, (tk.bid(0), 0), (4, 256)))
 

@@ -12,7 +12,7 @@ from tilekit.kernels._collective import all_reduce as reducing
 from tilekit.kernels._collective import product_kernels
 from tilekit.kernels._collective.signals import LINE, lanes_for
 
-ANNOUNCES = "atom.release.sys.global.exch.b64"
+ANNOUNCES = "st.release.sys.global.b64"
 LOOKS = "ld.acquire.sys.global.b64"
 
 
@@ -51,8 +51,9 @@ def test_reductions_tell_and_wait_by_the_system(size, dtype, two_shot):
     kernel = compiled(op)
     assert kernel.local_bytes == 0
     assert ANNOUNCES in kernel.ptx and LOOKS in kernel.ptx
-    # A thread has one member's word at most.
-    assert len(re.findall(r"ATOMG\S*EXCH\.64\.STRONG\.SYS", kernel.sass)) == 1 + two_shot
+    # A thread has one member's word at most. To tell is to write: nobody waits for what the word was.
+    assert len(re.findall(r"STG\S*\.64\.STRONG\.SYS", kernel.sass)) == 1 + two_shot
+    assert len(re.findall(r"\bATOM", kernel.sass)) == 1, "the calls are counted"
     assert len(re.findall(r"LDG\S*\.64\.STRONG\.SYS", kernel.sass)) == 1 + two_shot, "to look keeps nobody from writing"
     assert len(re.findall(r"MEMBAR\S*\.SYS", kernel.sass)) == 1 + two_shot
     assert "CCTL.IVALL" in kernel.sass, "what the first-level cache has of others' memory is old"

@@ -1,7 +1,7 @@
 """Lowering of `tilekit.lang.atomic`: an atomic instruction an element, or a compare-and-swap loop where there is none.
 
 One of the threads that hold copies acts; the others get what the element was from it. Where nobody uses that, it is a reduction,
-which fetches nothing; sums of neighbours are then one instruction, too, on GPUs that have such.
+or instead of an exchange a store, which fetch nothing; sums of neighbours are then one instruction, too, on GPUs that have such.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _define(
 
     def emit(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, operands: list[ir.Value], mask_: ir.Value) -> Any:
         columns = [operand_elements(builder, ty, v, points.tile) for ty, v in zip(values, operands, strict=True)]
-        used = _result_used() or name in ("xchg", "cas")
+        used = _result_used() or name == "cas"
         reduces = not used and order in ("relaxed", "release") and _instruction(name, tensor.dtype) is not None
         limit = _most_together(name, tensor.dtype) if reduces else 1
         order_access(builder, tensor, writes=True, atomic=True)
@@ -172,7 +172,8 @@ def _act(
         as_upper = builder.or_(builder.shl(low, integer(32, 16)), integer(32, _MINUS_ZERO))
         operands = [builder.select(upper, as_upper, builder.or_(low, integer(32, _MINUS_ZERO << 16)))]
     if not used:
-        return _red(builder, f"red.{kind}.global.{instruction} [$0], $1;", letter, [address, *operands], slot.predicate)
+        put = f"st.{kind}.global.b{8 * itemsize}" if name == "xchg" else f"red.{kind}.global.{instruction}"
+        return _red(builder, f"{put} [$0], $1;", letter, [address, *operands], slot.predicate)
     flag = builder.zext(slot.predicate, i32)
     placeholders = ", ".join(f"${2 + k}" for k in range(len(operands)))
     text = f"mov.b{8 * itemsize} $0, 0; @p atom.{kind}.global.{instruction} $0, [$1], {placeholders};"

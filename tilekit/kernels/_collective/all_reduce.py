@@ -77,11 +77,13 @@ def _one_shot(
 ):  # fmt: skip
     """Block `b` of `n` has tiles `b`, `b + n`, ... of `x`."""
     b, blocks = tk.bid(0), tk.num_blocks(0)
+    mine = tk.load(x, b, T)  # on its way while the call is counted
     call = tk.atomic_add(counts, b, 1) + 1
     half = call % 2
     tiles, turn = tk.cdiv(x.shape[0], T), 0
     for tile in range(b, tiles, blocks):
-        tk.store(stage, (rank, half, b, turn), tk.load(x, tile, T).reshape((1, 1, 1, T)))
+        tk.store(stage, (rank, half, b, turn), mine.reshape((1, 1, 1, T)))
+        mine = tk.load(x, min(tile + blocks, tiles - 1), T)
         turn += 1
     announce(flags, b * LINE, call, rank, size, lanes)
     wait_for_all(flags, b * LINE, call, rank, size, lanes)
