@@ -340,11 +340,11 @@ class _Scattered:
         # By the driver itself, which does not order it behind the product that writes what leaves.
         driver, stream = beside.driver, beside.stream.handle
         for chunk in scattering.chunks:
-            driver.wait_for_word(*_place(chunk.word), -(-chunk.rows // self._tile) * self._columns, stream)
+            driver.wait_for_word(*_start_of(chunk.word), -(-chunk.rows // self._tile) * self._columns, stream)
             for target, source in chunk.copies:
-                driver.copy(*_place(target), *_place(source), source.nbytes, stream)
+                driver.copy(*_start_of(target), *_start_of(source), source.nbytes, stream)
         if others:
-            driver.fill(*_place(scattering.done), scattering.done.nbytes, bytes(1), stream)
+            driver.fill(*_start_of(scattering.done), scattering.done.nbytes, bytes(1), stream)
         # Its blocks wait for what comes from others, which these send without waiting for anybody: in whatever order the device
         # does what it could do at the same time, all of it ends.
         started(mine, ctx)
@@ -353,7 +353,7 @@ class _Scattered:
         return self._y
 
 
-def _place(tensor: Tensor) -> tuple[Memory, int]:
+def _start_of(tensor: Tensor) -> tuple[Memory, int]:
     """The memory of a tensor, and how many bytes into it the tensor begins."""
     assert tensor.storage is not None, "the workspace's own"
     return tensor.storage.memory, tensor.offset * tensor.itemsize
