@@ -357,6 +357,21 @@ def test_short_sums_have_no_two_tiles_next_to_each_other(m, n, k):
     assert "BE" not in dict(launch._options.generics)
 
 
+@pytest.mark.parametrize(("m", "n", "k", "dtype", "staged"), [
+    (8240, 544, 16, tk.bfloat16, False), (512, 4096, 4, tk.float32, False), (840, 5552, 16, tk.int8, False),
+    (8240, 544, 24, tk.bfloat16, True), (8240, 5440, 16, tk.bfloat16, True),
+])  # fmt: skip
+def test_brief_sums_of_little_work_are_loaded_as_the_loop_goes(m, n, k, dtype, staged):
+    """They have one turn: blocks that stay begin later, and store one tile after the other."""
+    a, b = api.meta((m, k), dtype), api.meta((n, k), dtype).T
+    op = kernels.gemm(a, b, **({"precision": "tf32"} if dtype == tk.float32 else {}))
+    op.consumed()
+    (launch,) = op.parts()
+    launch.consumed()
+    assert ("GMMA" in launch.compile("sm_90a").sass) == staged
+    assert (launch._plan("plan").grid[0] > MULTIPROCESSORS) != staged
+
+
 @pytest.mark.parametrize(("dtype", "n", "bits"), [(tk.float32, 1818, 64), (tk.bfloat16, 1028, 64)], ids=["float32", "bfloat16"])
 def test_results_whose_rows_begin_at_8_bytes_fill_sectors(dtype, n, bits):
     """Two accesses of 8 bytes for 16 of a thread would fill half of each sector, twice."""

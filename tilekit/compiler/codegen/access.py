@@ -340,9 +340,10 @@ class Window:
             return None
         return self.builder.icmp_unsigned("==", self.builder.and_(self.thread, integer(32, copies)), integer(32, 0))
 
-    def inside(self) -> ir.Value:
-        """Whether no element of the tile is beyond the edge."""
-        fits = [self.builder.icmp_signed(">=", self.left[d], integer(32, self.layout.shape[d])) for d in self.pattern.ragged]
+    def inside(self, dims: Sequence[int] | None = None) -> ir.Value:
+        """Whether no element of the tile is beyond the edge, along any dimension or only these."""
+        dims = self.pattern.ragged if dims is None else dims
+        fits = [self.builder.icmp_signed(">=", self.left[d], integer(32, self.layout.shape[d])) for d in dims]
         result = all_of(self.builder, [self.valid, *fits])
         assert result is not None, "only masked accesses ask"
         return result
@@ -352,6 +353,13 @@ class Window:
         if not self.remaining:
             return [self.valid]
         return [self.builder.icmp_signed(">", left, integer(32, at[d])) for d, left in self.remaining.items()]
+
+    def row_exists(self, at: tuple[int, ...]) -> ir.Value | None:
+        """Whether there is the row of the register at coordinate `at`, of a tile that is inside along rows; None if there is."""
+        if not self.remaining:
+            return self.valid
+        others = [(d, left) for d, left in self.remaining.items() if d != self.tensor.facts.unit]
+        return all_of(self.builder, [self.builder.icmp_signed(">", left, integer(32, at[d])) for d, left in others])
 
     def present(self, at: tuple[int, ...], count: int) -> ir.Value:
         """How many of `count` neighbours, from the register at coordinate `at` on, are elements of the tensor: an i32."""

@@ -40,15 +40,15 @@ def store_lines(builder: ir.IRBuilder, window: Window, elements: list[ir.Value],
         window: the part of the tensor, opened by these words.
         elements, eviction: as for `write`.
     """
-    rows = _Rows(builder, window, elements, eviction)
-    if not window.pattern.masked:
-        rows.store(masked=False)
+    rows, unit = _Rows(builder, window, elements, eviction), window.tensor.facts.unit
+    if unit not in window.left:
+        rows.store(cut=False)
         return
-    with builder.if_else(window.inside()) as (inside, edge):
+    with builder.if_else(window.inside((unit,))) as (inside, edge):
         with inside:
-            rows.store(masked=False)
+            rows.store(cut=False)
         with edge:
-            rows.store(masked=True)
+            rows.store(cut=True)
 
 
 class _Rows:
@@ -71,42 +71,45 @@ class _Rows:
         self._place = xor_of_bits(builder, lane, places)
         self._owner = window.owner()
 
-    def store(self, *, masked: bool) -> None:
-        """Store all of them; `masked` where the tile may hang over the edge."""
+    def store(self, *, cut: bool) -> None:
+        """Store those that there are; `cut` where the edge may cut them."""
         for registers, at in self._rows:
-            self._store_row(registers, at, masked=masked)
+            self._store_row(registers, at, cut=cut)
 
-    def _store_row(self, registers: list[int], at: tuple[int, ...], *, masked: bool) -> None:
+    def _store_row(self, registers: list[int], at: tuple[int, ...], *, cut: bool) -> None:
         builder, window, count = self._builder, self._window, len(registers) // self._per_word
         start = builder.add(window.row_here(at), integer(64, at[self._unit] * self._dtype.itemsize))
         begin = builder.and_(builder.trunc(start, i32), integer(32, _LINE - 1))
         words = self._moved([registers[k * self._per_word : (k + 1) * self._per_word] for k in range(count)], begin)
         mine = builder.sub(builder.mul(self._place, integer(32, WORD)), begin)  # where a lane's word of the first line is
         address = builder.add(start, builder.sext(mine, i64))
-        length = integer(32, count * _LINE)
-        if masked:
+        length, exists = integer(32, count * _LINE), None
+        if not cut:
+            exists = window.row_exists(at)
+        else:
             length = builder.mul(window.present(at, count * _LINE // self._dtype.itemsize), integer(32, self._dtype.itemsize))
         for line, word in enumerate(words):
             where = builder.add(mine, integer(32, line * _LINE))
-            first, last = line == 0, masked or line == count
+            first, last = line == 0, cut or line == count
             begun = builder.icmp_signed(">=", where, integer(32, 0)) if first else None
             ends = builder.icmp_signed("<=", builder.add(where, integer(32, WORD)), length) if last else None
             whole = all_of(builder, [begun, ends])
             offset = line * _LINE
-            slots = [Slot([0], address, offset, all_of(builder, [self._owner, whole]))]
+            slots = [Slot([0], address, offset, all_of(builder, [self._owner, exists, whole]))]
             write_slots(builder, slots, dtypes.uint32, [word], eviction=self._eviction)
-            if whole is not None and (self._cut if masked else self._split):
-                self._store_rest(word, where, length, address, offset, builder.not_(whole))
+            if whole is not None and (self._cut if cut else self._split):
+                rest = all_of(builder, [self._owner, exists, builder.not_(whole)])
+                self._store_rest(word, where, length, address, offset, rest)
 
     def _store_rest(
-        self, word: ir.Value, where: ir.Value, length: ir.Value, address: ir.Value, offset: int, rest: ir.Value
+        self, word: ir.Value, where: ir.Value, length: ir.Value, address: ir.Value, offset: int, rest: ir.Value | None
     ) -> None:
         """Store the elements of a word that are in the row, if not all are."""
         builder, itemsize = self._builder, self._dtype.itemsize
         slots = []
         for k in range(self._per_word):
             there = builder.icmp_unsigned("<", builder.add(where, integer(32, k * itemsize)), length)
-            slots.append(Slot([k], address, offset + k * itemsize, all_of(builder, [self._owner, rest, there])))
+            slots.append(Slot([k], address, offset + k * itemsize, all_of(builder, [rest, there])))
         elements = elements_of(builder, [word], self._dtype, self._per_word)
         write_slots(builder, slots, self._dtype, elements, eviction=self._eviction)
 
