@@ -359,7 +359,8 @@ def test_short_sums_have_no_two_tiles_next_to_each_other(m, n, k):
 
 @pytest.mark.parametrize(("m", "n", "k", "dtype", "staged"), [
     (8240, 544, 16, tk.bfloat16, False), (512, 4096, 4, tk.float32, False), (840, 5552, 16, tk.int8, False),
-    (8240, 544, 24, tk.bfloat16, True), (8240, 5440, 16, tk.bfloat16, True),
+    (8240, 544, 24, tk.bfloat16, True), (8240, 5440, 16, tk.bfloat16, True), (8192, 4096, 8, tk.bfloat16, False),
+    (8192, 4100, 8, tk.bfloat16, True),
 ])  # fmt: skip
 def test_brief_sums_of_little_work_are_loaded_as_the_loop_goes(m, n, k, dtype, staged):
     """They have one turn: blocks that stay begin later, and store one tile after the other."""

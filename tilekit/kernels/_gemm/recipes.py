@@ -23,8 +23,10 @@ LEAST = 16
 """Of K: what an instruction of the tensor cores takes at once."""
 
 # Bytes along K, and of a result, up to which tiles are loaded as the loop goes, which has one turn then: 512 x 4096 x 4 takes
-# 4.5 us so, and 6.0 in stages; 8192 x 1024 x 1 6.4, 8.1. With 48 bytes there is no gain, and with 100 MB 1.1 times as much.
+# 4.5 us so, and 6.0 in stages; 8192 x 1024 x 1 6.4, 8.1. With 48 bytes there is no gain, with 32 and 40 MB 1.1 times as much. Of
+# more, rows are whole sectors: 8192 x 4096 x 8 takes 20.9 us, and 24.1; but 11584 x 2883 x 1 41.2, and 37.8.
 _BRIEF, _BRIEF_RESULT = 32, 24 << 20
+_BRIEFER, _BRIEFER_RESULT, _SECTOR = 16, 72 << 20, 32
 
 _TURNED = 0.99  # of the time that it takes else, by a model: the transpose is no gain unless it takes less
 
@@ -113,7 +115,9 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
         # By copies of 4 or 8 bytes, for little work: loaded as the loop goes they take 0.6 to 1 of the time.
         little = not aligned(a, b) and (-(-k * a.itemsize // LINES) <= FEW_STEPS or min(m, n) <= FEW_ROWS)
         # Blocks that stay begin later, and store what they have one tile after the other.
-        brief = k * a.itemsize <= _BRIEF and batch * m * n * result.itemsize <= _BRIEF_RESULT
+        reach, stored = k * a.itemsize, batch * m * n * result.itemsize
+        brief = reach <= _BRIEF and stored <= _BRIEF_RESULT
+        brief |= reach <= _BRIEFER and stored <= _BRIEFER_RESULT and n * result.itemsize % _SECTOR == 0
         little = (little or brief) and not tile
         # In the transpose the second operand is the first, which K has to be contiguous in.
         otherwise = not (staged or little or copied or exact or cpu or tile or epilogue)
