@@ -79,19 +79,34 @@ def arriving(size, dtype=tk.bfloat16):
     return op.generics(BM=128, BN=256, BK=64).num_warps(8).grid(132)
 
 
+def staying(op):
+    op.consumed()
+    return op.generics(BM=128, BN=256, BK=64).num_warps(8)
+
+
+def mapped(target):
+    batch = (1,) * (len(target.shape) - 2)
+    return target.partition((*batch, 128, 256)).map(group=(*batch, 8, 8), num_blocks=132, cluster=(*batch, 2, 1))
+
+
 def leaving(size, dtype=tk.bfloat16):
     m, k, n = 8192 // size, 8192 // size, 8192
-    op = product_kernels.leaving(
-        api.meta((m, n), dtype).scattered(), api.meta((size, m, k), dtype), api.meta((k, n), dtype),
-        api.meta((size - 1, m, n), dtype).scattered(), flags((size - 1) * 4), api.meta((size, m, n), dtype).scattered(),
-        flags(size, size, 4), api.meta((1,), tk.int64), 0, size * (m // 128) * (n // 256), 1, m // 128, n // 256, 8, 4,
-        size, lanes_for(size), tk.float32, "ieee", None,
-    )  # fmt: skip
-    op.consumed()
-    return op.generics(BM=128, BN=256, BK=64).num_warps(8).grid(132)
+    return staying(product_kernels.leaving(
+        mapped(api.meta((size - 1, m, n), dtype)), api.meta((size, m, k), dtype), api.meta((k, n), dtype), flags((size - 1) * 4),
+        1, 8, 4, size, tk.float32, "ieee", None,
+    ))  # fmt: skip
 
 
-@pytest.mark.parametrize("make", [arriving, leaving])
+def adding(size, dtype=tk.bfloat16):
+    m, k, n = 8192 // size, 8192 // size, 8192
+    return staying(product_kernels.adding(
+        mapped(api.meta((m, n), dtype)), api.meta((m, k), dtype), api.meta((k, n), dtype),
+        api.meta((size, m, n), dtype).scattered(), flags(size, size, 4), api.meta((1,), tk.int64), 1, 8, size, lanes_for(size),
+        tk.float32, "ieee", None,
+    ))  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [arriving, leaving, adding])
 @pytest.mark.parametrize("size", [2, 8])
 def test_products_are_those_of_the_tensor_cores(make, size):
     """The same pipeline as that of `kernels.gemm`, whose stages the accelerator fills."""
@@ -103,6 +118,7 @@ def test_products_are_those_of_the_tensor_cores(make, size):
     assert not explained.serialised
     assert kernel.local_bytes == kernel.spilled_bytes == 0
     assert len(re.findall(r"\bHGMMA\b", kernel.sass)) == 4 * len(loops)
+    assert ("MULTICAST" in kernel.sass) == (make is not arriving), "pairs of blocks load a tile of `b` together"
     assert len(re.findall(r"\bSTG\S*\.128\b", kernel.sass)) >= 16
     assert not re.search(r"\bSTG\.E(\.U?16)?\s", kernel.sass)
 
@@ -115,14 +131,15 @@ def test_who_has_tiles_brought_waits_until_they_have_come():
     assert "fence.proxy.async.global" in kernel.ptx[kernel.ptx.rindex(LOOKS, 0, brings) : brings]
 
 
-def test_what_leaves_is_counted():
-    kernel = compiled(leaving(2))
-    assert re.search(r"(red|atom)\.release\.sys\.global\.add\.u64", kernel.ptx) and LOOKS in kernel.ptx
-    assert "fence.proxy.async.global" not in kernel.ptx, "whoever loads ahead need not wait for what is added at the end"
+def test_what_leaves_is_counted_and_what_comes_is_waited_for():
+    assert re.search(r"(red|atom)\.release\.sys\.global\.add\.u64", compiled(leaving(2)).ptx)
+    added = compiled(adding(2)).ptx
+    assert LOOKS in added
+    assert "fence.proxy.async.global" not in added, "whoever loads ahead need not wait for what is added at the end"
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_100a"])
 def test_other_gpus(target):
-    for op in (arriving(2), leaving(2)):
+    for op in (arriving(2), leaving(2), adding(2)):
         assert op.compile(target=target).cubin
     assert reduction(4, tk.float16, True).compile(target=target).cubin

@@ -1,7 +1,6 @@
-"""Kernels of products that are dealt out to members: `arriving` and `leaving` multiply, the others tell who has come how far.
+"""Kernels of products that are dealt out to members: `arriving`, `leaving` and `adding` multiply, the others tell who has come.
 
-Both are the loop of `kernels.gemm`, over the tiles of one member's rows after those of another's. All flags only grow, see
-`signals`.
+All three are the loop of `kernels.gemm`, over tiles of one's own rows or of others'. Flags of members only grow, see `signals`.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import tilekit as tk
 from tilekit.kernels._collective.signals import announce, wait_for_all
 
-__all__ = ["arriving", "leave", "leaving", "ready"]
+__all__ = ["adding", "arriving", "leave", "leaving", "ready"]
 
 BM, BN, BK = tk.generics("BM BN BK")
 
@@ -55,41 +54,47 @@ def arriving(
 
 @tk.kernel
 def leaving(
-    out: tk.InOut, a: tk.In, b: tk.In, sent: tk.InOut, done: tk.InOut, parts: tk.InOut, flags: tk.InOut, calls: tk.In, start: int,
-    stop: int, rank: int, rows: int, columns: int, chunk: int, chunks: int, size: tk.Const, lanes: tk.Const, dtype: tk.Const,
-    precision: tk.Const, warp_specialize: tk.Const,
+    sent: tk.Out, a: tk.In, b: tk.In, done: tk.InOut, rank: int, chunk: int, chunks: int,
+    size: tk.Const, dtype: tk.Const, precision: tk.Const, warp_specialize: tk.Const,
 ):  # fmt: skip
-    """Products of rows of `a`: the tiles from `start` to `stop` of those of all members' rows, of the next member's first, and of
-    one's own last. Copies take the others' to them; `done` counts the tiles of each `chunk` rows of tiles. To one's own is added
-    what the others sent.
+    """The products of all others' rows of `a`, the next member's first. Copies take them there; `done` counts the tiles of each
+    `chunk` rows of tiles.
     """
-    call, tiles = tk.load(calls, 0, ()), rows * columns
-    stored, here = -1, -1  # the chunk of the tile that was stored last, and the last one that has come
-    for at in range(start + tk.bid(0), stop, tk.num_blocks(0)):
-        turn = at // tiles
+    stored = -1  # the chunk of the tile that was stored last
+    for tile in sent.tiles():
+        turn, i, j = tile.index
         n = (rank + 1 + turn) % size
-        i, j = row_and_column(at % tiles, rows, columns)
         acc = tk.zeros((BM, BN), dtype)
         for ta, tb in tk.pipelined(a.tiles((1, BM, BK))[n, i, :], b.tiles((BK, BN))[:, j], warp_specialize=warp_specialize):
             acc = tk.mma(ta.reshape((BM, BK)), tb, acc, precision=precision)
-        own, part = acc.astype(parts.dtype), i // chunk
         if stored >= 0:  # it has got there while the block multiplied
             tk.atomic_add(done, stored, 1, memory_order="release", memory_scope="system")
-            stored = -1
-        if n != rank:
-            tk.store(sent, (turn, i, j), own.reshape((1, BM, BN)))
-            stored = turn * chunks + part
-        else:
-            if part > here:
-                wait_for_all(flags, part, call, rank, size, lanes)
-                here = part
-            total = own.astype(dtype)
-            for further in range(1, size):
-                other = tk.load(parts, ((rank + further) % size, i, j), (1, BM, BN))
-                total = total + other.reshape((BM, BN)).astype(dtype)
-            tk.store(out, (i, j), total.astype(out.dtype))
+        sent.store(acc.astype(sent.dtype).reshape((1, BM, BN)), tile)
+        stored = turn * chunks + i // chunk
     if stored >= 0:
         tk.atomic_add(done, stored, 1, memory_order="release", memory_scope="system")
+
+
+@tk.kernel
+def adding(
+    out: tk.Out, a: tk.In, b: tk.In, parts: tk.InOut, flags: tk.InOut, calls: tk.In, rank: int, chunk: int,
+    size: tk.Const, lanes: tk.Const, dtype: tk.Const, precision: tk.Const, warp_specialize: tk.Const,
+):  # fmt: skip
+    """The products of one's own rows, `a`, and what the others sent of them, as soon as each `chunk` rows of tiles have come."""
+    call, here = tk.load(calls, 0, ()), -1
+    for tile in out.tiles():
+        i, j = tile.index
+        acc = tk.zeros((BM, BN), dtype)
+        for ta, tb in tk.pipelined(a.tiles((BM, BK))[i, :], b.tiles((BK, BN))[:, j], warp_specialize=warp_specialize):
+            acc = tk.mma(ta, tb, acc, precision=precision)
+        total, part = acc.astype(parts.dtype).astype(dtype), i // chunk
+        if part > here:
+            wait_for_all(flags, part, call, rank, size, lanes)
+            here = part
+        for further in range(1, size):
+            other = tk.load(parts, ((rank + further) % size, i, j), (1, BM, BN))
+            total = total + other.reshape((BM, BN)).astype(dtype)
+        out.store(total.astype(out.dtype), tile)
 
 
 @tk.kernel

@@ -19,7 +19,7 @@ from tilekit._groups.symmetric_memory import symmetric
 from tilekit._runtime.context import ExecutionContext
 from tilekit._tensor.shapes import as_shape
 from tilekit._tensor.tensor import Tensor
-from tilekit.kernels._collective.product_kernels import arriving, leave, leaving, ready
+from tilekit.kernels._collective.product_kernels import adding, arriving, leave, leaving, ready
 from tilekit.kernels._collective.signals import RELEASED, lanes_for
 from tilekit.kernels._collective.together import Together, again, known, of_members, started
 from tilekit.kernels._gemm.model import Product
@@ -148,18 +148,19 @@ class _Product(NamedTuple):
 
     def launched(self, launch: KernelLaunch) -> KernelLaunch:
         schedule = self.schedule
-        launch = launch.generics(BM=schedule.rows, BN=schedule.columns, BK=schedule.depth)
-        launch = launch.grid(schedule.blocks).num_warps(schedule.num_warps)
+        launch = launch.generics(BM=schedule.rows, BN=schedule.columns, BK=schedule.depth).num_warps(schedule.num_warps)
         return launch if schedule.occupancy is None else launch.occupancy(schedule.occupancy)
 
 
-def _product(name: str, a: Tensor, b: Tensor, size: int, dtype: Any, precision: str, tile: Any) -> _Product:
-    """What `kernels.gemm` would choose for the members' rows as a batch."""
+def _product(
+    name: str, a: Tensor, b: Tensor, batch: int, dtype: Any, precision: str, tile: Any, *, clusters: bool
+) -> _Product:  # fmt: skip
+    """What `kernels.gemm` would choose for a batch of so many members' rows, which all lie as `a` does."""
     wide = sum_dtype(name, a, b, precision)
     exact = a.dtype == dtypes.float32 and precision != "tf32"
     (m, k), n = a.shape, b.shape[1]
     product = Product(
-        (size, m // size, n, k), multiprocessors(a), a.itemsize, lines=pitched(a, b, to=LINES), clusters=False,
+        (batch, m, n, k), multiprocessors(a), a.itemsize, lines=pitched(a, b, to=LINES), clusters=clusters,
         summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
     )  # fmt: skip
     schedule = schedule_of(
@@ -218,7 +219,7 @@ class _Gathered:
     """One member's part of `all_gather_matmul`."""
 
     def __init__(self, workspace: AllGatherWorkspace, at: int, y: Tensor, x: Tensor, w: Tensor, options: tuple[Any, ...]) -> None:
-        group, (m, k) = workspace.group, workspace.shape
+        group, m = workspace.group, workspace.shape[0]
         size, rank = group.size, group.ranks[at]
         self._y, self._x, self._calls = y, x, workspace._calls[at]
         self._gathering = gathering = workspace._places[at]
@@ -226,14 +227,15 @@ class _Gathered:
 
         def launched() -> KernelLaunch:
             whole = workspace._gathered.local(rank)
-            product = _product("all_gather_matmul", whole.reshape(size * m, k), w, size, *options)
+            product = _product("all_gather_matmul", whole[0], w, size, *options, clusters=False)
             rows, columns = product.tiles(m, w.shape[1])
-            return product.launched(
+            launch = product.launched(
                 arriving(
                     rows_of, x, gathering.a[rank], w, gathering.arrivals, workspace._calls[at], rank, rows, columns, size,
                     product.wide, options[1], product.warp_specialize,
                 )
             )  # fmt: skip
+            return launch.grid(product.schedule.blocks)
 
         key = (rows_of.traits, x.traits, w.traits, options)
         self._product = _again(gathering.products, key, {0: rows_of, 1: x, 3: w}, launched)
@@ -269,11 +271,12 @@ class _Scattering:
 
     Attributes:
         sent: the products of others' rows, from the next member's on.
-        done: of each chunk of them how many tiles are there.
+        done, counts: of each chunk of them how many tiles are there; and as the kernel counts them.
         parts, arrivals: what others have of this one's rows, and the flags that say that it has come.
         rows: of a chunk.
         chunks: those that leave.
-        around, products: as of `_Gathering`.
+        around: as of `_Gathering`.
+        plans: how products are dealt out, by what their operands look like.
     """
 
     def __init__(self, workspace: ReduceScatterWorkspace, at: int) -> None:
@@ -285,7 +288,8 @@ class _Scattering:
         parts = workspace._parts.whole(rank)
         sent = api.zeros((max(size - 1, 1), *parts.shape[2:]), workspace.dtype).on(device).sync()
         self.done = workspace._done.local(rank)
-        self.parts, self.sent = parts[rank, :, :, :n].scattered(), sent[:, :, :n].scattered()
+        self.counts = self.done.reshape(self.done.size).scattered()
+        self.parts, self.sent = parts[rank, :, :, :n].scattered(), sent[:, :, :n]
         self.chunks = []
         for turn, other in enumerate((rank + further) % size for further in range(1, size)):
             target, flags = workspace._parts.peer(other, rank)[rank], workspace._arrivals.peer(other, rank)[rank]
@@ -294,7 +298,19 @@ class _Scattering:
                 copies = ((target[rows], sent[turn, rows]), (flags[number : number + 1], workspace._calls[at]))
                 self.chunks.append(_Chunk(rows.stop - start, self.done[turn, number : number + 1], copies))
         self.around = workspace._around(at)
-        self.products: dict[Any, KernelLaunch] = {}
+        self.plans: dict[Any, _Parts] = {}
+
+
+class _Parts(NamedTuple):
+    """The products of others' rows, of which there may be none, and of one's own, without those of their arguments that are the
+    caller's; how own rows are dealt out; and of the others', the rows of a tile and how many there are next to each other.
+    """
+
+    others: KernelLaunch
+    mine: KernelLaunch
+    schedule: Schedule
+    tile: int
+    columns: int
 
 
 class _Scattered:
@@ -303,32 +319,40 @@ class _Scattered:
     def __init__(
         self, workspace: ReduceScatterWorkspace, at: int, y: Tensor, x: Tensor, w: Tensor, options: tuple[Any, ...]
     ) -> None:
-        group, (m, n) = workspace.group, workspace.shape
-        size, rank = group.size, group.ranks[at]
-        self._y, scattering = y, workspace._places[at]
-        self._scattering = scattering
-        written, rows_of = y.scattered(), x.reshape(size, m // size, x.shape[1])
+        size, rank = workspace.group.size, workspace.group.ranks[at]
+        self._y, self._scattering = y, workspace._places[at]
+        rows = x.reshape(size, x.shape[0] // size, x.shape[1])
+        plans, key = self._scattering.plans, (y.traits, x.traits, w.traits, options)
+        if key not in plans:
+            if len(plans) >= _PRODUCTS_KEPT:
+                plans.clear()
+            plans[key] = self._planned(workspace, at, rows, w, options)
+        self._parts = parts = plans[key]
+        target, *further = parts.others.arguments
+        others = again(parts.others, (target, rows, w, *further[2:]))
+        mine = again(parts.mine, (parts.schedule.mapped(y), rows[rank], w, *parts.mine.arguments[3:]))
+        begin, end = (again(launch, launch.arguments) for launch in self._scattering.around)
+        self.launches = (begin, *([others] if size > 1 else []), mine, end)
 
-        def launched() -> KernelLaunch:
-            product = _product("matmul_reduce_scatter", x, w, size, *options)
-            rows, columns = product.tiles(m // size, n)
-            return product.launched(
-                leaving(
-                    written, rows_of, w, scattering.sent, scattering.done.reshape(scattering.done.size).scattered(),
-                    scattering.parts, scattering.arrivals, workspace._calls[at], 0, size * rows * columns, rank, rows, columns,
-                    scattering.rows // product.schedule.rows, _CHUNKS, size, lanes_for(size), product.wide, options[1],
-                    product.warp_specialize,
-                )
-            )  # fmt: skip
-
-        key = (written.traits, rows_of.traits, w.traits, options)
-        product = _again(scattering.products, key, {0: written, 1: rows_of, 2: w}, launched)
-        stop, rows, self._columns, chunk = (product.arguments[number] for number in (9, 11, 12, 13))
-        self._tile, own = scattering.rows // chunk, stop - rows * self._columns
-        begin, end = (again(launch, launch.arguments) for launch in scattering.around)
-        before, behind = product.arguments[:8], product.arguments[10:]
-        others, mine = (again(product, (*before, *part, *behind)) for part in ((0, own), (own, stop)))
-        self.launches = (begin, *([others] if own else []), mine, end)
+    def _planned(self, workspace: ReduceScatterWorkspace, at: int, rows: Tensor, w: Tensor, options: tuple[Any, ...]) -> _Parts:
+        size, rank, scattering = workspace.group.size, workspace.group.ranks[at], self._scattering
+        one, sent = rows[rank], scattering.sent
+        leaves, stays = (
+            _product("matmul_reduce_scatter", one, w, batch, *options, clusters=True) for batch in (sent.shape[0], 1)
+        )  # fmt: skip
+        chunk, way = scattering.rows // leaves.schedule.rows, (leaves.wide, options[1], leaves.warp_specialize)
+        others = leaving(leaves.schedule.mapped(sent), rows, w, scattering.counts, rank, chunk, _CHUNKS, size, *way)
+        mine = adding(
+            stays.schedule.mapped(self._y), one, w, scattering.parts, scattering.arrivals, workspace._calls[at], rank,
+            scattering.rows // stays.schedule.rows, size, lanes_for(size), *way,
+        )  # fmt: skip
+        plan = _Parts(
+            known(leaves.launched(others)), known(stays.launched(mine)), stays.schedule, leaves.schedule.rows,
+            -(-w.shape[1] // leaves.schedule.columns),
+        )  # fmt: skip
+        for launch in plan[:2]:  # which keep nothing of the caller's
+            launch.arguments = tuple(x if at > 2 or x is others.arguments[0] else None for at, x in enumerate(launch.arguments))
+        return plan
 
     def submit(self, ctx: ExecutionContext) -> Tensor:
         scattering, (begin, *others, mine, end) = self._scattering, self.launches
@@ -340,7 +364,7 @@ class _Scattered:
         # By the driver itself, which does not order it behind the product that writes what leaves.
         driver, stream = beside.driver, beside.stream.handle
         for chunk in scattering.chunks:
-            driver.wait_for_word(*_start_of(chunk.word), -(-chunk.rows // self._tile) * self._columns, stream)
+            driver.wait_for_word(*_start_of(chunk.word), -(-chunk.rows // self._parts.tile) * self._parts.columns, stream)
             for target, source in chunk.copies:
                 driver.copy(*_start_of(target), *_start_of(source), source.nbytes, stream)
         if others:

@@ -118,7 +118,7 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
         reach, stored = k * a.itemsize, batch * m * n * result.itemsize
         brief = reach <= _BRIEF and stored <= _BRIEF_RESULT
         brief |= reach <= _BRIEFER and stored <= _BRIEFER_RESULT and n * result.itemsize % _SECTOR == 0
-        little = (little or brief) and not tile
+        little = (little or (brief and not (num_warps or splits))) and not tile
         # In the transpose the second operand is the first, which K has to be contiguous in.
         otherwise = not (staged or little or copied or exact or cpu or tile or epilogue)
         otherwise = otherwise and staged_operands(turned_over(b), turned_over(a))
