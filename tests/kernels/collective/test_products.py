@@ -69,6 +69,22 @@ def test_many_tiles(group_of, placed, tile):
         assert np.array_equal(y.numpy(), whole[35 * rank : 35 * rank + 35])
 
 
+@pytest.mark.parametrize("tile", [None, (64, 16, 16)])
+@pytest.mark.parametrize("size", [2, 3])
+def test_rows_leave_in_chunks(group_of, placed, size, tile):
+    """Members have other sums, and so other tiles perhaps; their rows go by the same chunks."""
+    group, rng, rows = group_of(size), np.random.default_rng(5), 2500
+    space = ReduceScatterWorkspace(group, (size * rows, 24))
+    for _ in range(3):
+        pairs = [
+            [rng.integers(-4, 5, shape).astype(np.float32) for shape in ((size * rows, k), (k, 24))] for k in (16, 48, 5)[:size]
+        ]
+        whole, operands = sum(a @ b for a, b in pairs), zip(*pairs, strict=True)
+        found = matmul_reduce_scatter(*(placed(group, list(each)) for each in operands), space, tile=tile).sync()
+        for rank, y in enumerate(found):
+            assert np.array_equal(y.numpy(), whole[rows * rank : rows * rank + rows])
+
+
 @pytest.mark.parametrize("dtype", [tk.float16, tk.bfloat16, tk.float32, tk.float64], ids=lambda dtype: dtype.name)
 def test_dtypes(group_of, placed, dtype):
     group, rng = group_of(2), np.random.default_rng(4)
@@ -194,7 +210,7 @@ def test_misuse(group_of, placed):
         (ValueError, "the product of rank 0 is float16", lambda: matmul_reduce_scatter(x, w, scatter, dtype=tk.float16)),
         (ValueError, "out of rank 0 is", lambda: all_gather_matmul(x, w, gather, out=x)),
         (ValueError, "three powers of two", lambda: matmul_reduce_scatter(x, w, scatter, tile=(3, 16, 16))),
-        (ValueError, "with BM up to 256", lambda: matmul_reduce_scatter(x, w, scatter, tile=(512, 16, 16))),
+        (ValueError, "with BM up to 1024", lambda: matmul_reduce_scatter(x, w, scatter, tile=(2048, 16, 16))),
         (ValueError, "8 rows are dealt out to 3 members", lambda: ReduceScatterWorkspace(group_of(3), (8, 12))),
         (ValueError, "the shape of a matrix has two extents", lambda: AllGatherWorkspace(group, (8,))),
         (TypeError, "group is a tk.Group, not 2", lambda: AllGatherWorkspace(2, (8, 8))),

@@ -33,8 +33,9 @@ from tilekit.ops import DeviceOp, Spec
 
 __all__ = ["AllGatherWorkspace", "ReduceScatterWorkspace", "all_gather_matmul", "matmul_reduce_scatter"]
 
-# Of rows that leave: so many chunks, one behind the other, of whole tiles of up to so many rows.
-_CHUNKS, _MOST_ROWS = 4, 256
+# Rows leave in so many chunks at most, of a multiple of so many rows: blocks visit eight rows of tiles together, whose tiles have
+# 128 rows where there is much to do, and finish them at the same time.
+_CHUNKS, _CHUNK_ROWS = 4, 1024
 _PRODUCTS_KEPT = 64  # launches of a workspace and a member
 
 
@@ -283,7 +284,7 @@ class _Scattering:
         group, (m, n) = workspace.group, workspace.shape
         rank, size, device, height = group.ranks[at], group.size, group.devices[at], m // group.size
         part = -(-height // _CHUNKS)
-        self.rows = part + -part % _MOST_ROWS
+        self.rows = part + -part % _CHUNK_ROWS
         self.arrivals = workspace._arrivals.whole(rank).scattered()
         parts = workspace._parts.whole(rank)
         sent = api.zeros((max(size - 1, 1), *parts.shape[2:]), workspace.dtype).on(device).sync()
@@ -448,7 +449,7 @@ def matmul_reduce_scatter(
         workspace: what the group's members share for it, for the shape `(M, N)` and the dtype of the result.
         dtype, precision: as for `kernels.gemm`; the dtype is that of the workspace.
         out: where to: contiguous, of shape `(M / size, N)`; by default new tensors.
-        tile: `(BM, BN, BK)`, powers of two, BM up to 256, instead of the tile that the sizes suggest.
+        tile: `(BM, BN, BK)`, powers of two, BM up to 1024, instead of the tile that the sizes suggest.
 
     Returns:
         An op whose result is a tensor of shape `(M / size, N)`, or a list with one for each member. Each member's part of a sum
@@ -461,8 +462,8 @@ def matmul_reduce_scatter(
     name = "matmul_reduce_scatter"
     if not isinstance(workspace, ReduceScatterWorkspace):
         raise TypeError(f"{name}: workspace is a kernels.ReduceScatterWorkspace, not {workspace!r}")
-    if tile is not None and (check_tile(name, tile) or (0,))[0] > _MOST_ROWS:
-        raise ValueError(f"{name}: tile is (BM, BN, BK), with BM up to {_MOST_ROWS}, not {tile!r}")
+    if tile is not None and (check_tile(name, tile) or (0,))[0] > _CHUNK_ROWS:
+        raise ValueError(f"{name}: tile is (BM, BN, BK), with BM up to {_CHUNK_ROWS}, not {tile!r}")
     group, (m, n) = workspace.group, workspace.shape
 
     def of(lefts: list[Tensor], rights: list[Tensor]) -> DeviceOp[Any]:
