@@ -355,7 +355,8 @@ class Window:
         return [self.builder.icmp_signed(">", left, integer(32, at[d])) for d, left in self.remaining.items()]
 
     def row_exists(self, at: tuple[int, ...]) -> ir.Value | None:
-        """Whether there is the row of the register at coordinate `at`, of a tile that is inside along rows; None if there is."""
+        """Whether the tensor has the row of the register at coordinate `at`, if it has all columns of the tile; None if it surely
+        has."""
         if not self.remaining:
             return self.valid
         others = [(d, left) for d, left in self.remaining.items() if d != self.tensor.facts.unit]
