@@ -500,6 +500,23 @@ def test_collectives_that_fail_leave_nothing(cluster):
         assert ray.get(worker.home.actor.unwanted.remote()) == 0
 
 
+def test_what_was_dropped_is_said_again_where_an_argument_does_not_come(cluster, x, monkeypatch):
+    """The message that said so, first, was not read."""
+    first, second, _ = cluster.workers
+    until_kept(second, 0)
+    remote = second.put(x).sync()
+    stuck = first.run(threading.Lock).sync()
+    monkeypatch.setattr(cluster.dropper, "_PATIENCE_S", 1e9)  # it goes with the next call
+    monkeypatch.setattr(cluster.dropper._stopped, "wait", lambda seconds: time.sleep(min(seconds, 0.5)))
+    remote.drop()
+    second.home.files.clear()
+    with pytest.raises(TypeError, match="pickle"):
+        second.run(scaled, stuck).sync()
+    assert not second.home.files
+    del stuck
+    until_kept(second, 0)
+
+
 def test_a_member_killed_in_a_collective_leaves_no_other_hanging(cluster, x, pipe):
     first, second, _ = cluster.workers
     group = cluster.group([first, second])

@@ -132,6 +132,8 @@ class _Call:
     def __init__(self, worker: RayWorker, home: Home, op: RemoteRun) -> None:
         self._worker, self._home, self._op = worker, home, op
         self._sources: list[RayRemote] = []
+        self._dropped: list[int] = []
+        self._files: dict[str, Any] = {}
         self._direct = False
 
     def send(self, args: tuple[Any, ...], kwargs: dict[str, Any], stored: dict[int, Any]) -> None:
@@ -163,10 +165,11 @@ class _Call:
             error.add_note(f"the function and its arguments are pickled, to be sent to {self._worker!r}")
             raise
         home = self._home
-        new = {name: lines for name, lines in (files | more).items() if home.files.get(name) is not lines}
+        self._files = new = {name: lines for name, lines in (files | more).items() if home.files.get(name) is not lines}
         home.files.update(new)
         self.remote = RayRemote(self._worker, home)
-        message: Message = (self.remote.key, function, constant, data, new, home.take_dropped())
+        self._dropped = home.take_dropped()
+        message: Message = (self.remote.key, function, constant, data, new, self._dropped)
         self._reply = home.actor.run.remote(pickle.dumps(message), *parts)
 
     def _fetched(self, remote: RayRemote) -> Any:
@@ -189,6 +192,11 @@ class _Call:
         except Exception as error:
             self.remote.forget()
             failure = self._failure(error)
+            # An argument did not come: the worker has read nothing of what it was sent.
+            for name in self._files:
+                self._home.files.pop(name, None)
+            for key in self._dropped:
+                self._worker.cluster.dropper.drop(self._home, key)
             raise failure from failure.__cause__
         return taken(self.remote, reply)
 
