@@ -373,6 +373,13 @@ def test_brief_sums_of_little_work_are_loaded_as_the_loop_goes(m, n, k, dtype, s
     assert (launch._plan("plan").grid[0] > MULTIPROCESSORS) != staged
 
 
+@pytest.mark.parametrize(("batch", "launches"), [(22, 1), (220, 2)])
+def test_operands_of_brief_sums_are_packed_for_much_work_alone(batch, launches):
+    op = kernels.gemm(api.meta((batch, 60, 13), tk.float16), api.meta((batch, 13, 10607), tk.float16))
+    op.consumed()
+    assert len(op.parts()) == launches
+
+
 @pytest.mark.parametrize(("dtype", "n", "bits"), [(tk.float32, 1818, 64), (tk.bfloat16, 1028, 64)], ids=["float32", "bfloat16"])
 def test_results_whose_rows_begin_at_8_bytes_fill_sectors(dtype, n, bits):
     """Two accesses of 8 bytes for 16 of a thread would fill half of each sector, twice."""

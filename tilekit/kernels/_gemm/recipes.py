@@ -27,6 +27,8 @@ LEAST = 16
 # more, rows are whole sectors: 8192 x 4096 x 8 takes 20.9 us, and 24.1; but 11584 x 2883 x 1 41.2, and 37.8.
 _BRIEF, _BRIEF_RESULT = 32, 24 << 20
 _BRIEFER, _BRIEFER_RESULT, _SECTOR = 16, 72 << 20, 32
+# Nor are operands packed for it, up to a result of so many bytes: 22 x 60 x 10607 x 13 takes 20 us without, and 36 with.
+_UNPACKED = 32 << 20
 
 _TURNED = 0.99  # of the time that it takes else, by a model: the transpose is no gain unless it takes less
 
@@ -105,6 +107,7 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
     rounded, cpu = a.dtype == dtypes.float32 and precision == "tf32", on_cpu(a)
     exact = a.dtype == dtypes.float32 and not rounded
     beside = sum(x.itemsize for x, each in zip((c, *operands), (added, *along), strict=True) if each and all(each[-2:]))
+    reach, stored = k * a.itemsize, batch * m * n * result.itemsize
     # Two tiles next to each other are one instruction of the warps that the model has in mind.
     modelled = splits != "stream" and num_warps is None and not in_place
 
@@ -115,7 +118,6 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
         # By copies of 4 or 8 bytes, for little work: loaded as the loop goes they take 0.6 to 1 of the time.
         little = not aligned(a, b) and (-(-k * a.itemsize // LINES) <= FEW_STEPS or min(m, n) <= FEW_ROWS)
         # Blocks that stay begin later, and store what they have one tile after the other.
-        reach, stored = k * a.itemsize, batch * m * n * result.itemsize
         brief = reach <= _BRIEF and stored <= _BRIEF_RESULT
         brief |= reach <= _BRIEFER and stored <= _BRIEFER_RESULT and n * result.itemsize % _SECTOR == 0
         little = (little or (brief and not (num_warps or splits))) and not tile
@@ -155,7 +157,7 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
         deep = b.unit == len(b.shape) - 2 if m <= n else a.unit == len(a.shape) - 1
         run = _run(b if m <= n else a)
         vectors = vectors_of(batch, min(m, n), max(m, n), k, deep, run, multiprocessors(a))
-    elif free and batch * m * n * k:
+    elif free and batch * m * n * k and (reach > _BRIEF or stored > _UNPACKED):
         packing, plan = best_packing(a, b, plan, planned)
     schedule, turned, ahead = plan
     if turned:
