@@ -1,9 +1,9 @@
 """Products of matrices that are dealt out to the members of a group, which overlap with what the members tell each other.
 
 `all_gather_matmul`: of `a` each member has some rows. Copy engines take them to the others while its kernel multiplies its own;
-blocks go on to a member's rows once these have come. `matmul_reduce_scatter`: each member has a part of the sums. Its kernel
-multiplies the others' rows first, which copy engines take to them, a chunk of rows as soon as the kernel has it, and then its
-own, to which it adds what has come meanwhile. (Blocks that write to other devices by themselves do so all at the same time, and
+blocks go on to a member's rows once these have come. `matmul_reduce_scatter`: each member has a part of the sums. A first
+kernel multiplies the others' rows, which copy engines take to them, a chunk of rows as soon as it is done; a second one its own,
+to which it adds what has come meanwhile. (Blocks that write to other devices by themselves do so all at the same time, and
 multiply nothing until all that has gone through: of 8192 x 8192 x 8192 on two H200 that hid 12 % of the way.)
 """
 
