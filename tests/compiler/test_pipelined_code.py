@@ -289,8 +289,10 @@ def test_blocks_of_a_cluster_load_a_part_each(case):
     barriers = re.findall(r"mbarrier\.init\.shared::cta\.b64 \[\S+\], (\d+);", compiled.ptx)
     assert set(barriers) == {"1", str(8 * blocks)}
     assert "mapa.shared::cluster.u32" in compiled.ptx
-    # Nobody begins, and nobody is gone, before the others are there.
-    assert compiled.ptx.count("barrier.cluster.wait.acquire") >= 2
+    # Nobody begins before the others are there; nor is a block gone before all have told it that they read its stages.
+    assert compiled.ptx.count("barrier.cluster.wait.acquire") == 1
+    waits, waits_alone = (kernel.ptx.count("mbarrier.try_wait") for kernel in (compiled, alone))
+    assert waits - waits_alone == len(barriers) // 2
     assert not re.search("cluster_ctarank|multicast|reqncta|barrier.cluster|mapa", alone.ptx)
     assert (compiled.registers, compiled.block, compiled.dynamic_shared_bytes) == (168, (384, 1, 1), alone.dynamic_shared_bytes)
     calculating = compiled.sass.split("USETMAXREG.TRY_ALLOC")[-1]

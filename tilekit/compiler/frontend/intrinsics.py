@@ -13,7 +13,7 @@ from tilekit.lang import create, matmul, memory
 from tilekit.lang.shape import broadcast_to
 
 __all__ = [
-    "CONSUMER", "PRODUCER", "counted", "end", "everybody", "give", "join", "last", "load_beside", "load_tile_like_beside",
+    "CONSUMER", "PRODUCER", "counted", "drain", "end", "everybody", "give", "join", "last", "load_beside", "load_tile_like_beside",
     "meet", "mma_abreast", "multiple", "nth", "one_tile", "operand", "operand_tile", "part", "peek", "place", "put",
     "registers", "ring", "role", "spread", "steps", "sum_of_blocks", "take", "variant", "wait_product", "within",
 ]  # fmt: skip
@@ -139,8 +139,13 @@ def give(ring: Any, turn: Any, k: Any, lines: Any) -> Any:
     before. `k` is 0 if there is no next one. The statements on the given lines run once in each turn."""
 
 
+def drain(ring: Any, turn: Any) -> Any:
+    """Wait until all stages are empty; `turn` is the next. The other blocks of a cluster tell a block that they have read a stage,
+    and must not find it gone: distributed shared memory is there while its block is."""
+
+
 def end() -> Any:
-    """All is done. A block of a cluster waits for the others, which may still tell it something."""
+    """All is done."""
 
 
 def last(ring: Any, turn: Any, k: Any, lines: Any) -> Any:

@@ -146,6 +146,9 @@ class _Emitter:
             return []
         if _gives(operation):
             return self.give(operation.operands[0], ast.Constant(0), [])
+        if operation.kind == "call" and operation.what.value is intrinsics.drain:
+            (ring,) = operation.operands
+            return [ast.Expr(self.intrinsic(intrinsics.drain, self.operand(ring), ast.Name(self.turns[ring], ast.Load())))]
         expression = self.expression(operation)
         if operation.kind == "call" and operation.what.value is intrinsics.ring:
             self.turns[operation.results[0]] = counter = self.fresh("stage")

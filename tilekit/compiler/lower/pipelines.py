@@ -158,6 +158,14 @@ def peek(tensor: types.Type, indices: types.Type, scope: types.Type) -> Any:
     return points.tile, emit
 
 
+def _wait_until_empty(builder: ir.IRBuilder, ring: RingType, base: ir.Value, turn: ir.Value) -> ir.Value:
+    """Wait until the stage of a turn is empty; which it is."""
+    stage, parity = ring.stage(builder, turn)
+    # Nobody has arrived before the first phase: who waits for the one before that does not wait.
+    wait(builder, ring.empty(builder, base, stage), builder.xor(parity, integer(32, 1)))
+    return stage
+
+
 @lowers(intrinsics.put)
 def put(ring: types.Type, turn: types.Type, k: types.Type, *rows: types.Type) -> Any:
     ring_type = the_ring(ring)
@@ -170,12 +178,21 @@ def put(ring: types.Type, turn: types.Type, k: types.Type, *rows: types.Type) ->
             raise Unfit(f"{tensor.parameter} is a slice that {begins}; copies are of {least}")
 
     def emit(builder: ir.IRBuilder, base: ir.Value, turn: ir.Value, k: ir.Value, *values: ir.Value) -> None:
-        stage, parity = ring_type.stage(builder, turn)
-        # Nobody has arrived before the first phase: who waits for the one before that does not wait.
-        wait(builder, ring_type.empty(builder, base, stage), builder.xor(parity, integer(32, 1)))
+        stage = _wait_until_empty(builder, ring_type, base, turn)
         row_values = [(_row(ty), _as_row(builder, ty, value)) for ty, value in zip(rows, values, strict=True)]
         indices = [row.index(builder, value, _tile_index(builder, row, k)) for row, value in row_values]
         fill(builder, ring_type, base, stage, [(*one, index) for one, index in zip(row_values, indices, strict=True)])
+
+    return types.none, emit
+
+
+@lowers(intrinsics.drain)
+def drain(ring: types.Type, turn: types.Type) -> Any:
+    ring_type = the_ring(ring)
+
+    def emit(builder: ir.IRBuilder, base: ir.Value, turn: ir.Value) -> None:
+        for further in range(ring_type.stages):
+            _wait_until_empty(builder, ring_type, base, builder.add(turn, ir.Constant(turn.type, further)))
 
     return types.none, emit
 
@@ -185,8 +202,6 @@ def end() -> Any:
     def emit(builder: ir.IRBuilder) -> None:
         if the_pipelines().copied:  # nobody is gone while copies are on their way
             asm(builder, "cp.async.wait_all;", "~{memory}", _VOID, [], effect=True)
-        if the_pipelines().cluster > 1:
-            asm(builder, "barrier.cluster.arrive.relaxed; barrier.cluster.wait.acquire;", "~{memory}", _VOID, [], convergent=True)
 
     return types.none, emit
 

@@ -14,6 +14,7 @@ prologue, a loop, an epilogue over the same tiles; two products in a row, whose 
     else:
         if role == PRODUCER:
             produce in (rows)                                          fills a stage in each turn
+            drain(ring)                                                if blocks of a cluster share tiles: all have been read
     end()
 
 A loop that has one turn at most is a branch there: nothing is carried round, for which a thread would need registers.
@@ -88,6 +89,9 @@ def make_rings(kernel: Region) -> int:
             copy.what, copy.keywords = what, {"ring": of[loop], "once": Constant(_has_one_turn(loop, defined))}
     consumer, producer = bodies
     produce(producer)
+    for ring, (whole, *_) in zip(rings, values, strict=True):
+        if any(any(shared[loop]) for users in ring.variants.values() for loop in users):
+            producer.operations.append(_call(intrinsics.drain, [whole], kernel.operations[0].location))
     consume(consumer)
     # Those of which nobody said how many stages they have come last, and share what the others leave.
     operations: list[Operation] = []
