@@ -43,7 +43,7 @@ def laid(array, turned):
 
 @pytest.mark.parametrize("splits", [None, 3])
 @pytest.mark.parametrize("layouts", ["NN", "NT", "TN", "TT"])
-@pytest.mark.parametrize("tile", [(128, 192, 64), (64, 192, 64), (64, 96, 64), (128, 160, 64)], ids=str)
+@pytest.mark.parametrize("tile", [(128, 192, 64), (64, 192, 64), (64, 96, 64), (128, 160, 64), (256, 192, 64)], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products(device, shape, tile, layouts, splits):
     m, n, k = shape
@@ -159,7 +159,9 @@ def test_columns_that_are_contiguous_are_multiplied_as_many_as_there_are(tile, s
 
 
 @pytest.mark.parametrize(
-    ("shape", "shared"), [((13, 1800, 272, 1432), 1), ((17, 3040, 304, 4312), 2), ((1, 5736, 280, 5720), 1)], ids=str
+    ("shape", "shared"),
+    [((13, 1800, 272, 1432), 1), ((17, 3040, 304, 4312), 1), ((1, 1488, 3056, 10992), 2), ((1, 5736, 280, 5720), 1)],
+    ids=str,
 )
 def test_pairs_of_blocks_load_tiles_of_rows_that_lie_across_lines(shape, shared):
     """Of what both blocks have in common each loads a half, for both: the rows, or both of the tiles that are abreast."""
@@ -172,6 +174,38 @@ def test_pairs_of_blocks_load_tiles_of_rows_that_lie_across_lines(shape, shared)
     assert kernel.sass.count("MULTICAST") == shared
     assert not kernel.local_bytes
     hazards.check(kernel)
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("columns", [144, 160, 192])
+@pytest.mark.parametrize("dtype", [tk.bfloat16, tk.int8], ids=str)
+def test_tall_tiles_fit_the_registers(dtype, columns, layout):
+    """Warpgroups have 128 rows, of which two products take the same columns; sums, and what stores them, are all they have."""
+    if dtype == tk.int8 and layout != "NT":
+        pytest.skip("tensor cores take 8 bits along K alone")
+    a, b = (api.meta(shape, dtype) for shape in ((4096, 2048), (2048, 4104)))
+    a = api.meta((2048, 4096), dtype).T if layout[0] == "T" else a
+    b = api.meta((4104, 2048), dtype).T if layout[1] == "T" else b
+    kernel, _ = kernel_of(kernels.gemm(a, b, tile=(256, columns, 128 // dtype.itemsize), num_warps=8))
+    assert set(re.findall(r"m64n\d+", kernel.ptx)) == {f"m64n{columns}"}
+    assert not kernel.local_bytes
+    hazards.check(kernel)
+
+
+def test_tall_tiles_are_of_sums_that_are_stored_as_they_are():
+    def rows(a, b, **more):
+        kernels.gemm(a, b, **more).consumed()
+        return list(recipes._recipes.values())[-1].schedule.rows
+
+    m, n, k = 16384, 8192, 8192
+    a, b = api.meta((m, k), tk.bfloat16), api.meta((n, k), tk.bfloat16).T
+    short = (api.meta((m, k), tk.float8_e4m3fn), api.meta((n, k), tk.float8_e4m3fn).T)
+    assert rows(a, b) == 256
+    assert rows(a, b, epilogue=epilogues.gelu) == rows(a, b, c=api.meta((n,), tk.bfloat16)) == 128
+    assert rows(*short) == 128
+    assert rows(*short, precision="fast") == 256
+    assert rows(a, api.meta((n + 4, k), tk.bfloat16).T) == 128
+    assert rows(a, b, splits=2) == 128
 
 
 @pytest.mark.parametrize("columns", [80, 144, 160, 192])

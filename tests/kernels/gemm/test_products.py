@@ -481,14 +481,10 @@ def test_steps_are_dealt_out_evenly(shape, blocks):
 
 
 def test_where_steps_are_dealt_out():
-    """Where few tiles are left and K is long; not where three kernels take longer than what is gained."""
-    for shape in ((3072, 3072, 3072), (5120, 5120, 5120), (5120, 1024, 8192), (2304, 2304, 8192)):
-        assert schedule(*shape).stream is not None
-    for shape in ((2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192), (8192, 8192, 1024), (3072, 3072, 512)):
+    """Where somebody asks for it, and tiles are left that do not fill a round."""
+    for shape in ((2048, 2048, 2048), (3072, 3072, 3072), (8192, 8192, 1024)):
         assert schedule(*shape).stream is None
-    assert schedule(3072, 3072, 3072, batch=2).stream is None
-    assert schedule(3072, 3072, 3072, splits=1).stream is None
-    assert schedule(4096, 4096, 4096, splits="stream").stream is not None
+        assert schedule(*shape, splits="stream").stream is not None
     assert schedule(128 * 12, 256 * 11, 512, splits="stream", tile=(128, 256, 64)).stream is None, "132 tiles"
     assert schedule(16, 16, 16, count=1, splits="stream")[3:5] == (1, 1)
 

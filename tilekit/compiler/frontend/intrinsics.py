@@ -13,9 +13,9 @@ from tilekit.lang import create, matmul, memory
 from tilekit.lang.shape import broadcast_to
 
 __all__ = [
-    "CONSUMER", "PRODUCER", "counted", "drain", "end", "everybody", "give", "join", "last", "load_beside", "load_tile_like_beside",
-    "meet", "mma_abreast", "multiple", "nth", "one_tile", "operand", "operand_tile", "part", "peek", "place", "put",
-    "registers", "ring", "role", "spread", "steps", "sum_of_blocks", "take", "variant", "wait_product", "within",
+    "CONSUMER", "PRODUCER", "counted", "drain", "end", "everybody", "give", "join", "last", "load_beside",
+    "load_tile_like_beside", "meet", "mma_abreast", "multiple", "nth", "one_tile", "operand", "operand_tile", "part", "peek",
+    "place", "put", "registers", "ring", "role", "spread", "steps", "sum_of_blocks", "take", "variant", "wait_product", "within",
 ]  # fmt: skip
 
 CONSUMER, PRODUCER = 0, 1
@@ -140,7 +140,7 @@ def give(ring: Any, turn: Any, k: Any, lines: Any) -> Any:
 
 
 def drain(ring: Any, turn: Any) -> Any:
-    """Wait until all stages are empty; `turn` is the next. The other blocks of a cluster tell a block that they have read a stage,
+    """Wait until all stages are empty; `turn` is the next. The other blocks of a cluster tell a block that they have read one,
     and must not find it gone: distributed shared memory is there while its block is."""
 
 

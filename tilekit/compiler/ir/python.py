@@ -147,8 +147,8 @@ class _Emitter:
         if _gives(operation):
             return self.give(operation.operands[0], ast.Constant(0), [])
         if operation.kind == "call" and operation.what.value is intrinsics.drain:
-            (ring,) = operation.operands
-            return [ast.Expr(self.intrinsic(intrinsics.drain, self.operand(ring), ast.Name(self.turns[ring], ast.Load())))]
+            turn = ast.Name(self.turns[operation.operands[0]], ast.Load())
+            return [ast.Expr(self.intrinsic(intrinsics.drain, self.operand(operation.operands[0]), turn))]
         expression = self.expression(operation)
         if operation.kind == "call" and operation.what.value is intrinsics.ring:
             self.turns[operation.results[0]] = counter = self.fresh("stage")

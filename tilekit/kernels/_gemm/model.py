@@ -20,20 +20,21 @@ __all__ = [
 ]  # fmt: skip
 
 STAGED_BYTES = 128  # along K: what one swizzle covers
+ACCESS = 16  # bytes that a thread stores at once
 MOST_SPLITS = 64
 LARGE = 128 * 128  # elements of a tile
 # Of a multiprocessor, in a clock: products of elements, by the bytes that each has. What else a step along K costs those that do
 # it at the same time, in clocks and by its products: waiting for the tiles, and saying that they were read.
-_PRODUCTS, _WAITING, _ASKING = 4300, 90, 0.5
+_PRODUCTS, _WAITING, _ASKING = 4360, 90, 0.52
 # Clocks for which a tile is on its way, as others are of the stages of a block: 4, or up to 8 where it is alone on a
 # multiprocessor, of so many bytes together (see `compiler.nvidia.multibuffer`).
-_COMING, _STAGES, _STAGES_ALONE, _ROOM = 570, 4, 8, 224 << 10
+_COMING, _STAGES, _STAGES_ALONE, _ROOM = 580, 4, 8, 224 << 10
 # Bytes that come from the L2 cache in a clock, to a multiprocessor and to all of them: fewer where rows lie across its lines.
-_FETCHED, _CACHED, _ACROSS = 80, 7500, 6000
+_FETCHED, _CACHED, _ACROSS = 76, 7300, 6000
 # So many times as much where rows of 128 bytes are parts of two lines each, of operands across K, and of others: 744 x 256 x
 # 2480 takes 8.4 us with `a` along K, and 11 with its transpose, or 8.6 where two blocks load that; 1000 x 1000 x 1000 9.8, and
 # 8.2 where two do.
-_TWO_LINES, _SHIFTED = 1.8, 1.2
+_TWO_LINES, _SHIFTED = 1.85, 1.3
 # For each column of a tile of `b` that is turned over in a step, which the next product waits for.
 _TURNING = 1.7
 # Rows that a tile has beyond a matrix are zeros, and take longer: with tiles of 128 x 128, 256 x 8192 x 8192 takes 50 us, and
@@ -42,27 +43,32 @@ _BEYOND = 1750
 # The same where short sums of 8-bit floats are added up: by one warpgroup, and by several, of which another multiplies meanwhile.
 _SUMMING_WAITS, _SUMMING, _SUMMING_TOGETHER = 150, 1.4, 1.1
 # Clocks before the first tile has come and after the last, with `_STORED` elements of the result written in one; fewer by the
-# other factor of a transpose, whose rows lie across what a warp has.
-_LATENCY, _STORED, _TURNED = 3200, 10, 1.6
-# Of a GPU: bytes a clock from memory or to it; and clocks from the end of one kernel to the work of the next.
-_MEMORY, _NEXT = 2360, 4500
+# factors of a transpose, whose rows lie across what a warp has: the last if no access of 16 bytes fits them.
+_LATENCY, _STORED, _TURNED, _TURNED_ODD = 2000, 7.8, 1.35, 2.0
+# What is stored of a line of the cache at each end of a row of a tile, where rows begin anywhere in one: so much of a line.
+_PART = 0.5
+# Of a GPU: bytes a clock from memory or to it, or of what is still in the L2 cache; and clocks from the end of one kernel to the
+# work of the next.
+_MEMORY, _NEAR, _NEXT = 2530, 3400, 5600
 # Two tiles next to each other, which are stored one after the other, are no gain unless by so much; and the clocks in which a
 # block finds out which the next ones are, and its warps wait for each other before they store: what short sums do not hide.
 # (Without these, 12088 x 304 x 8 in three turns would take 4.7 us, and took 9; 11336 x 1904 x 24 in seven 15.9, and took 21.2.)
-_TWO, _BETWEEN = 1.02, 1200
-# Shares are none where operands are much larger than the L2 cache: blocks that are at different places of K share nothing in it.
-# (Measured: gains of 8 to 30 % up to 105 MB, a loss of 13 % at 210 MB.)
-_STREAMED = 128 << 20
+_TWO, _BETWEEN = 1.0, 1200
 # Tiles for operands in stages of shared memory: rows, columns, warps. Each warpgroup has 64 rows, or more.
 _STAGED = ((128, 256, 8), (128, 128, 8), (64, 256, 4), (64, 128, 4), (128, 64, 8), (64, 64, 4), (64, 32, 4))
-_TALL = ((256, 128, 8),)  # where columns cost more
+_TURNED_OVER = ((256, 128, 8),)  # where columns cost more
+# Tall tiles, with so many columns, load the least for what they multiply: 16384 x 8192 x 8192 takes 2.81 ms with 256 x 192, and
+# 2.96 with 128 x 256; 976 x 14664 x 13488 546 us with 256 x 160, and 583. Their sums take so many of a thread's registers that
+# they are stored as they are, 16 bytes at a time; and they are not split. Products of those with more elements than others take
+# so much of the time that they would.
+_TALL_ROWS, _TALL_COLUMNS, _SPLIT, _TALL = 256, 144, 128 * 256, 0.93
 # Tiles of up to so many columns (of few rows the transpose is taken, see `products`): rows and warps, and the most bytes of a
 # stage, of which long ones have more along K. Of an eighth of these, zeros may come for what is beyond the end of K.
 FEW_ROWS = 32
 _LEAST_COLUMNS, _FEW_TILES, _STAGE, _MOST_DEPTH, _LINE = 16, ((64, 4), (128, 8), (256, 8)), 32 << 10, 512, 128
 # Blocks that share the turns of a tile, in a cluster: the bytes of sums that come to the first of them in a clock. So much of the
 # multiprocessors has room for clusters of two, of three, ...
-_SENT, _PLACES = 25, {2: 1.0, 3: 0.95, 4: 0.8, 6: 0.8, 8: 0.8}
+_SENT, _PLACES = 24, {2: 1.0, 3: 0.95, 4: 0.8, 6: 0.8, 8: 0.8}
 # With tiles of so many bytes for each element of a large one beside it, its accumulator does not fit the registers.
 _BESIDE = 4
 # Blocks next to each other, or one below the other, that load a tile once for all of them. Of large tiles, two do if they visit
@@ -76,7 +82,7 @@ _EIGHTH, _FROM_MEMORY = 8, 32 << 20
 # Also where they load less by it of an operand that is `ragged`; then pairs of blocks that stay, too, and of those whose tiles
 # have other columns than powers of two: 13 x 1800 x 272 x 14232 takes 376 us, and 483 without; where lines are whole, pairs of
 # these gain nothing (224 x 10240 x 8192: 62 us, and 61). Blocks of a cluster begin and end together, in so many clocks.
-_PAIRS, _TOGETHER, _MEETING, _FITTING = ((2, 1), (1, 2)), 1.02, 1000, 0.85
+_PAIRS, _TOGETHER, _MEETING, _FITTING = ((2, 1), (1, 2)), 1.02, 1170, 0.85
 _CLUSTERS = (*_PAIRS, (4, 1), (1, 4), (2, 2))
 
 
@@ -96,6 +102,9 @@ class Product(NamedTuple):
         over: whether tiles of the second operand are turned over on their way, whose columns tensor cores take as rows.
         ragged: of each operand, whether its rows, or columns, are no whole lines of the cache.
         across: of each, whether it lies across K.
+        stored: the bytes of an element of the result.
+        begins: the rows of the result begin at multiples of so many bytes, as far as a line of the cache.
+        plain: whether sums are products of tensor cores alone, and stored as they are.
     """
 
     shape: tuple[int, int, int, int]
@@ -109,6 +118,9 @@ class Product(NamedTuple):
     over: bool = False
     ragged: tuple[bool, bool] = (False, False)
     across: tuple[bool, bool] = (False, False)
+    stored: int = 2
+    begins: int = STAGED_BYTES
+    plain: bool = False
 
 
 class Way(NamedTuple):
@@ -147,19 +159,17 @@ def cheapest(product: Product, splits: int | str | None = None, abreast: tuple[i
     (batch, m, n, k), count = product.shape, product.count
     best, chosen = math.inf, Way(128, 128, 8)
     steps = -(-k * product.itemsize // STAGED_BYTES)
-    near = product.itemsize * (m * k + k * n) <= _STREAMED
     for bm, bn, warps, depth in _tiles(product, abreast):
         odd = bn in abreast
-        if (product.beside >= _BESIDE and bm * bn > LARGE) or (odd and splits == "stream"):
+        whole = bm * bn > _SPLIT
+        if (product.beside >= _BESIDE and bm * bn > LARGE) or (odd and splits == "stream") or (whole and splits not in (None, 1)):
             continue
         tiles = max(1, batch * -(-m // bm) * -(-n // bn))
-        limit = min(MOST_SPLITS, steps, max(1, 2 * count // tiles))
+        limit = 1 if whole else min(MOST_SPLITS, steps, max(1, 2 * count // tiles))
         ways: list[int | StreamK] = [splits] if isinstance(splits, int) else [1] if splits else list(range(1, limit + 1))
-        if batch == 1 and product.clusters and not odd and depth == STAGED_BYTES and not isinstance(splits, int):
+        if splits == "stream" and depth == STAGED_BYTES:
             stream = stream_k(-(-m // bm), -(-n // bn), steps, held(count, warps))
-            # Of tiles that are too few from the start, the sums are split, as long as nobody says otherwise.
-            if stream is not None and (splits or (stream.top and stream.share < steps and near)):
-                ways = [stream] if splits else [*ways, stream]
+            ways = ways if stream is None else [stream]
         every = [Way(bm, bn, warps, parts, depth=depth) for parts in ways]
         every += [way._replace(cluster=cluster) for way in every for cluster in _clusters_of(product, (bm, bn, warps), way.parts)]
         if not odd:
@@ -179,7 +189,9 @@ def _tiles(product: Product, abreast: tuple[int, ...]) -> list[tuple[int, int, i
         return [(rows, columns, warps, _depth(k * product.itemsize, _STAGE // rows)) for rows, warps in _FEW_TILES]
     fitting = [columns for columns in abreast if columns_of(columns)[0] < n]  # else the second tile has none
     more = [(rows, columns, warps) for columns in fitting for rows, warps in ((128, 8), (64, 4))]
-    more += _TALL if product.over else ()
+    more += _TURNED_OVER if product.over else ()
+    if product.plain and product.begins >= ACCESS:
+        more += [(_TALL_ROWS, columns, 8) for columns in fitting if columns >= _TALL_COLUMNS]
     return [(*tile, STAGED_BYTES) for tile in (*_STAGED, *more)]
 
 
@@ -252,7 +264,7 @@ def clocks(product: Product, way: Way) -> float:
     steps, each = -(-k * product.itemsize // STAGED_BYTES), held(count, warps) // count
     down, across = -(-m // bm), -(-n // bn)
     tiles, deep = max(1, batch * down * across), depth // STAGED_BYTES
-    products = bm * bn * STAGED_BYTES / _PRODUCTS
+    products = bm * bn * STAGED_BYTES / _PRODUCTS * (_TALL if bm * bn > _SPLIT else 1)
     rows = parts.top if isinstance(parts, StreamK) else down
     visiting = product.clusters and together(bm, bn, warps) and tiles > held(count, warps) and rows % CLUSTER[0] == 0
     below, beside = cluster or (CLUSTER if visiting and columns_of(bn) is None else (1, 1))
@@ -264,10 +276,9 @@ def clocks(product: Product, way: Way) -> float:
     fetched = (mine_of_a + mine_of_b) * STAGED_BYTES
     once = not isinstance(parts, StreamK) and tiles * parts * sharing <= count
     alone = each == 1 or once
-    ragged_of = product.ragged if once and _cached(product) else (False, False)
     again = sum(
         size * ((_TWO_LINES if lies else _SHIFTED) - 1)
-        for size, ragged, lies in zip((mine_of_a, mine_of_b), ragged_of, product.across, strict=True)
+        for size, ragged, lies in zip((mine_of_a, mine_of_b), product.ragged, product.across, strict=True)
         if ragged
     )
     stages = max(2, min(_STAGES_ALONE if alone else _STAGES, (_ROOM - _received(way)) // ((bm + room) * depth)))
@@ -299,13 +310,17 @@ def clocks(product: Product, way: Way) -> float:
         after += _received(way) / _SENT
     # Of few rows, those of the other operand that lie across lines of the cache are read the better the longer they are.
     longer = 1 + _LINE / (bm * product.itemsize) if product.ragged[0] and product.across[0] and n <= FEW_ROWS else 1
-    operands = product.itemsize * batch * (m * k * longer + k * n) / _MEMORY
+    operands = product.itemsize * batch * (m * k * longer + k * n) / (_NEAR if _cached(product) else _MEMORY)
     more = max(0, (across - 1) * bn + room - n)  # columns that are loaded beyond the operand
     beyond = batch * steps * STAGED_BYTES * ((down * bm - m) * across / beside + more * down / below)
     cached = (every * fetched - beyond) / (_CACHED if product.lines else _ACROSS) + beyond / _BEYOND
     fetching = mine * (fetched + again * STAGED_BYTES) / _FETCHED
     hidden = math.hypot(*(one**2 for one in (loop, fetching, cached, operands))) ** 0.5
-    storing = stored * bm * bn / (_STORED / _TURNED if product.turned else _STORED)
+    storing = stored * bm * bn / _STORED
+    if product.turned:
+        storing *= _TURNED if product.begins >= ACCESS else _TURNED_ODD
+    if product.begins < _LINE:
+        storing *= 1 + _PART * _LINE / (product.stored * (bm if product.turned else bn))
     if columns_of(bn) is not None:
         storing += max(0, stored / each - 1) * _BETWEEN
     waits = 1.0 if cluster is None else _TOGETHER ** math.log2(below * beside)

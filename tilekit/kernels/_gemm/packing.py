@@ -26,7 +26,9 @@ BM, BN = tk.generics("BM BN")
 
 # Microseconds on an H200, fitted to 40 random products of odd widths: what a step along K takes for each tile that a
 # multiprocessor has, and besides; the beginning of one more kernel; bytes that are copied in one, and stored; the clocks of one.
-_ROUND, _STEP, _NEXT, _BYTES, _STORED, _CLOCKS = 1.0, 0.6, 3.0, 2.5e6, 4.2e6, 1700
+_ROUND, _STEP, _NEXT, _BYTES, _STORED, _CLOCKS = 0.9, 0.6, 3.0, 2.5e6, 4.2e6, 1700
+# The first where rows of the result are no multiples of 8 elements: 6 x 3384 x 9189 x 2 takes 280 us, 16384 x 4096 x 2 39.
+_EIGHT, _ODD = 8, 1.3
 # The first where float32 is rounded, by the elements along K that a step has. (9 x 9340 x 151 x 66, across K, takes 85 us in
 # three steps, 1624 x 13944 x 16 28 in one.)
 _ROUNDED = 0.07
@@ -134,10 +136,10 @@ def _microseconds(plan: Plan, other: Plan, operands: tuple[Tensor, Tensor], pack
     multiplied = max(multiplied, math.prod(operands[0].shape[:-1]) * operands[1].shape[-1] * operands[0].itemsize / _STORED)
     moved = sum(2 * x.nbytes for x, strides in zip(operands, packing, strict=True) if strides)
     if not plan[-1] and min(operands[0].shape[-2], operands[1].shape[-1]) <= FEW_ROWS:
-        unpacked = sum(x.nbytes for x in operands) / _BYTES + 2 * _NEXT
+        unpacked = sum(x.nbytes for x in operands) / _BYTES + _NEXT
     elif not plan[-1]:
         rounded = _ROUNDED * operands[0].shape[-1] / as_it_is.share if operands[0].itemsize == 4 else 0
-        each = max(_ROUND, rounded)
+        each = max(_ROUND, rounded) * (1 if operands[1].shape[-1] % _EIGHT == 0 else _ODD)
         unpacked = as_it_is.share * (each * -(-as_it_is.blocks // multiprocessors(operands[0])) + _STEP)
     elif operands[0].itemsize == 4 and as_it_is.clocks < math.inf:
         unpacked = as_it_is.clocks / _CLOCKS

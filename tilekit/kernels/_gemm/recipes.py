@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -107,6 +108,7 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
     rounded, cpu = a.dtype == dtypes.float32 and precision == "tf32", on_cpu(a)
     exact = a.dtype == dtypes.float32 and not rounded
     beside = sum(x.itemsize for x, each in zip((c, *operands), (added, *along), strict=True) if each and all(each[-2:]))
+    summed = a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast"
     reach, stored = k * a.itemsize, batch * m * n * result.itemsize
     # Two tiles next to each other are one instruction of the warps that the model has in mind.
     modelled = splits != "stream" and num_warps is None and not in_place
@@ -130,10 +132,12 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
             deep = a.unit == len(a.shape) - 1 if turned else b.unit == len(b.shape) - 2
             product = Product(
                 (batch, *((n, m) if turned else (m, n)), k or LEAST), multiprocessors(a), a.itemsize, beside,
-                summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast", turned=turned, lines=pitched(a, b, to=LINES),
+                summed=summed, turned=turned, lines=pitched(a, b, to=LINES),
                 over=rounded and not deep,
                 ragged=tuple(not pitched(x, to=LINES) for x in ((b, a) if turned else (a, b))),
                 across=(_across(b, 1), _across(a, 0)) if turned else (_across(a, 0), _across(b, 1)),
+                stored=result.itemsize, begins=math.gcd(n * result.itemsize, LINES),
+                plain=epilogue is None and c is None and not summed,
             )  # fmt: skip
             return schedule_of(
                 product, staged=staged or otherwise, copied=copied, even=aligned(a, b), cpu=cpu, tf32=rounded, tile=tile,
