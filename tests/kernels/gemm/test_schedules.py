@@ -31,10 +31,9 @@ def clocks(product, rows, columns, warps, parts, turned=False):
         parts = stream_k(-(-m // rows), -(-n // columns), -(-k * product["itemsize"] // 128), blocks)
         if parts is None:
             return math.inf
-    two = model._TWO if model.columns_of(columns) else 1
     shape, summed = (product["batch"], m, n, k), product["itemsize"] == 1
     one = model.Product(shape, MULTIPROCESSORS, product["itemsize"], summed=summed, turned=turned, lines=lines)
-    return two * model.clocks(one, model.Way(rows, columns, warps, parts))
+    return model.clocks(one, model.Way(rows, columns, warps, parts))
 
 
 def behind_and_off(products):
@@ -90,8 +89,7 @@ def test_the_model_agrees_with_what_was_measured_of_all_ways(file, count, mean):
                     parts = stream_k(-(-m // rows), -(-n // columns), steps, model.held(of.count, warps))
                 if parts is not None and (not isinstance(parts, tuple) or parts.share < parts.steps):
                     way = model.Way(rows, columns, warps, parts, cluster and tuple(cluster), sharing, depth)
-                    two = model._TWO if model.columns_of(columns) else 1
-                    taken[of, way], said[of, way] = us, two * model.clocks(of, way)
+                                    taken[of, way], said[of, way] = us, model.clocks(of, way)
         behind.append(taken[min(said, key=said.get)] / min(taken.values()))
     assert len(behind) == count
     assert geometric_mean(behind) <= mean

@@ -16,7 +16,7 @@ from typing import Any
 import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
-from tilekit.kernels._gemm.abreast import abreast_columns, place_of, store_left, store_right, sums_abreast
+from tilekit.kernels._gemm.abreast import abreast_columns, place_of, store_part, sums_abreast
 from tilekit.kernels._gemm.model import Product
 from tilekit.kernels._gemm.packing import AS_THEY_LIE, best_packing, packed
 from tilekit.kernels._gemm.products import parts_added_up
@@ -75,9 +75,8 @@ def _grouped(
                 left, right = sums_abreast(
                     a.slice(0, first), b, g, i, j, begin, end, dtype, precision, warp_specialize, (1,)
                 )  # fmt: skip
-                store_left(target, (i, j), left.astype(out.dtype), 2)
-                if wide * j + BN < b.shape[2]:
-                    store_right(target, (i, j), right.astype(out.dtype), 2)
+                store_part(target, (i, j), left.astype(out.dtype), 2, 0, BN, wide)
+                store_part(target, (i, j), right.astype(out.dtype), 2, BN, wide - BN, wide)
             else:
                 acc = tk.zeros((BM, BN), dtype)
                 of_a, of_b = a.slice(0, first).tiles((BM, BK))[i, begin:end], b.tiles((1, BK, BN))[g, begin:end, j]

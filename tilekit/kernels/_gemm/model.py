@@ -39,7 +39,7 @@ _TWO_LINES, _SHIFTED = 1.85, 1.3
 _TURNING = 1.7
 # Rows that a tile has beyond a matrix are zeros, and take longer: with tiles of 128 x 128, 256 x 8192 x 8192 takes 50 us, and
 # with 224, 194, 160, 129 rows 51, 73, 83, 93.
-_BEYOND = 1750
+_BEYOND = 1500
 # The same where short sums of 8-bit floats are added up: by one warpgroup, and by several, of which another multiplies meanwhile.
 _SUMMING_WAITS, _SUMMING, _SUMMING_TOGETHER = 150, 1.4, 1.1
 # Clocks before the first tile has come and after the last, with `_STORED` elements of the result written in one; fewer by the
@@ -50,10 +50,10 @@ _PART = 0.5
 # Of a GPU: bytes a clock from memory or to it, or of what is still in the L2 cache; and clocks from the end of one kernel to the
 # work of the next.
 _MEMORY, _NEAR, _NEXT = 2530, 3400, 5600
-# Two tiles next to each other, which are stored one after the other, are no gain unless by so much; and the clocks in which a
-# block finds out which the next ones are, and its warps wait for each other before they store: what short sums do not hide.
+# Of tiles next to each other, which are stored one after the other: the clocks in which a block finds out which the next ones are,
+# and its warps wait for each other before they store, what short sums do not hide.
 # (Without these, 12088 x 304 x 8 in three turns would take 4.7 us, and took 9; 11336 x 1904 x 24 in seven 15.9, and took 21.2.)
-_TWO, _BETWEEN = 1.0, 1200
+_BETWEEN = 1200
 # Tiles for operands in stages of shared memory: rows, columns, warps. Each warpgroup has 64 rows, or more.
 _STAGED = ((128, 256, 8), (128, 128, 8), (64, 256, 4), (64, 128, 4), (128, 64, 8), (64, 64, 4), (64, 32, 4))
 _TURNED_OVER = ((256, 128, 8),)  # where columns cost more
@@ -61,7 +61,7 @@ _TURNED_OVER = ((256, 128, 8),)  # where columns cost more
 # 2.96 with 128 x 256; 976 x 14664 x 13488 546 us with 256 x 160, and 583. Their sums take so many of a thread's registers that
 # they are stored as they are, 16 bytes at a time; and they are not split. Products of those with more elements than others take
 # so much of the time that they would.
-_TALL_ROWS, _TALL_COLUMNS, _SPLIT, _TALL = 256, 144, 128 * 256, 0.93
+_TALL_ROWS, _TALL_COLUMNS, _WIDEST, _SPLIT, _TALL = 256, 144, 192, 128 * 256, 0.95
 # Tiles of up to so many columns (of few rows the transpose is taken, see `products`): rows and warps, and the most bytes of a
 # stage, of which long ones have more along K. Of an eighth of these, zeros may come for what is beyond the end of K.
 FEW_ROWS = 32
@@ -175,7 +175,7 @@ def cheapest(product: Product, splits: int | str | None = None, abreast: tuple[i
         if not odd:
             every += [every[0]._replace(sharing=blocks) for blocks in _sharing(product, every[0]) if splits is None]
         for way in every:
-            taken = clocks(product, way) * (_TWO if odd else 1)
+            taken = clocks(product, way)
             if taken < best:
                 best, chosen = taken, way
     return chosen, best
@@ -191,7 +191,7 @@ def _tiles(product: Product, abreast: tuple[int, ...]) -> list[tuple[int, int, i
     more = [(rows, columns, warps) for columns in fitting for rows, warps in ((128, 8), (64, 4))]
     more += _TURNED_OVER if product.over else ()
     if product.plain and product.begins >= ACCESS:
-        more += [(_TALL_ROWS, columns, 8) for columns in fitting if columns >= _TALL_COLUMNS]
+        more += [(_TALL_ROWS, columns, 8) for columns in fitting if _TALL_COLUMNS <= columns <= _WIDEST]
     return [(*tile, STAGED_BYTES) for tile in (*_STAGED, *more)]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tilekit as tk
-from tilekit.kernels._gemm.abreast import store_left, store_right, sums_abreast
+from tilekit.kernels._gemm.abreast import store_part, sums_abreast, sums_of_three
 from tilekit.lang.functions import Function
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
     "sums_in_parts",
 ]  # fmt: skip
 
-BM, BN, BE, BK, BP = tk.generics("BM BN BE BK BP")
+BM, BN, BE, BF, BK, BP = tk.generics("BM BN BE BF BK BP")
 
 MOST_OPERANDS = 3
 """How many operands an epilogue takes."""
@@ -28,10 +28,6 @@ MOST_OPERANDS = 3
 @tk.function
 def nothing_else(acc):
     return acc
-
-
-# Which tile of a product a block has, where it has two next to each other (see `abreast`).
-_WHOLE, _LEFT, _RIGHT = 0, 1, 2
 
 
 @tk.function
@@ -45,21 +41,20 @@ def _view(x, rank: tk.Const, rows: tk.Const, columns: tk.Const, step: tk.Const):
 
 
 @tk.function
-def _tile_of(x, along: tk.Const, n, i, j, which: tk.Const):
-    """A tile of an operand: `along` says for each dimension whether it has the result's extent, or one element for all."""
+def _tile_of(x, along: tk.Const, n, i, j, offset: tk.Const, columns: tk.Const, wide: tk.Const):
+    """A tile of an operand: `along` says for each dimension whether it has the result's extent, or one element for all. Where blocks
+    have several next to each other (see `abreast`), of `wide` columns together, that of so many columns behind an offset."""
     if len(along) == 2:
         at = (i * along[0], j * along[1])
     else:
         at = (n * along[0], i * along[1], j * along[2])
-    if which == _LEFT:
-        tile = _view(x, len(along), 1 + (BM - 1) * along[-2], 1 + (BN - 1) * along[-1], 1 + (BN + BE - 1) * along[-1]).load(at)
-        tile = tile.reshape((1 + (BM - 1) * along[-2], 1 + (BN - 1) * along[-1]))
-    elif which == _RIGHT:
-        beyond = x.slice(len(along) - 1, BN * along[-1])
-        tile = _view(beyond, len(along), 1 + (BM - 1) * along[-2], 1 + (BE - 1) * along[-1], 1 + (BN + BE - 1) * along[-1]).load(
-            at
-        )
-        tile = tile.reshape((1 + (BM - 1) * along[-2], 1 + (BE - 1) * along[-1]))
+    if columns < wide:
+        if offset == 0:
+            beyond = x
+        else:
+            beyond = x.slice(len(along) - 1, offset * along[-1])
+        high, broad = 1 + (BM - 1) * along[-2], 1 + (columns - 1) * along[-1]
+        tile = _view(beyond, len(along), high, broad, 1 + (wide - 1) * along[-1]).load(at).reshape((high, broad))
     elif len(along) == 2:
         tile = tk.load(x, at, (1 + (BM - 1) * along[0], 1 + (BN - 1) * along[1]))
     else:
@@ -85,22 +80,23 @@ def kernels_of(epilogue: Function) -> ProductKernels:
 
     @tk.function
     def finished(
-        acc, n, i, j, which: tk.Const, alpha, beta, c, x, y, z, scaled: tk.Const, added: tk.Const, operands: tk.Const
+        acc, n, i, j, alpha, beta, c, x, y, z, scaled: tk.Const, added: tk.Const, operands: tk.Const,
+        offset: tk.Const = 0, columns: tk.Const = BN, wide: tk.Const = BN,
     ):  # fmt: skip
         if scaled:
             acc = acc * alpha
         if len(added) > 0:
-            acc = acc + _tile_of(c, added, n, i, j, which).astype(acc.dtype) * beta
+            acc = acc + _tile_of(c, added, n, i, j, offset, columns, wide).astype(acc.dtype) * beta
         if len(operands) == 0:
             acc = epilogue(acc)
         elif len(operands) == 1:
-            acc = epilogue(acc, _tile_of(x, operands[0], n, i, j, which).astype(acc.dtype))
+            acc = epilogue(acc, _tile_of(x, operands[0], n, i, j, offset, columns, wide).astype(acc.dtype))
         else:
-            first, second = _tile_of(x, operands[0], n, i, j, which), _tile_of(y, operands[1], n, i, j, which)
+            first, second = _tile_of(x, operands[0], n, i, j, offset, columns, wide), _tile_of(y, operands[1], n, i, j, offset, columns, wide)
             if len(operands) == 2:
                 acc = epilogue(acc, first.astype(acc.dtype), second.astype(acc.dtype))
             else:
-                third = _tile_of(z, operands[2], n, i, j, which)
+                third = _tile_of(z, operands[2], n, i, j, offset, columns, wide)
                 acc = epilogue(acc, first.astype(acc.dtype), second.astype(acc.dtype), third.astype(acc.dtype))
         return acc
 
@@ -114,25 +110,32 @@ def kernels_of(epilogue: Function) -> ProductKernels:
             acc = tk.zeros((BM, BN), dtype)
             for ta, tb in tk.pipelined(a.tiles((BM, BK))[i, :], b.tiles((BK, BN))[:, j], warp_specialize=warp_specialize):
                 acc = tk.mma(ta, tb, acc, precision=precision)
-            done = finished(acc, 0, i, j, _WHOLE, alpha, beta, c, x, y, z, scaled, added, operands)
+            done = finished(acc, 0, i, j, alpha, beta, c, x, y, z, scaled, added, operands)
             out.store(done.astype(out.dtype), tile)
 
     @tk.kernel
     def gemm_abreast(
         places: tk.Out, out: tk.Out, a: tk.In, b: tk.In, c: tk.In, x: tk.In, y: tk.In, z: tk.In, alpha, beta,
         dtype: tk.Const, precision: tk.Const, warp_specialize: tk.Const, scaled: tk.Const, added: tk.Const, operands: tk.Const,
-        each: tk.Const,
+        each: tk.Const, wide: tk.Const,
     ):  # fmt: skip
-        steps = tk.cdiv(a.shape[1 + len(each) // 2], BK)
+        steps, rank = tk.cdiv(a.shape[1 + len(each) // 2], BK), 2 + len(each) // 2
         for tile in places.tiles():
             n, i, j = tile.index
-            left, right = sums_abreast(a, b, n, i, j, 0, steps, dtype, precision, warp_specialize, each)
-            done = finished(left, n, i, j, _LEFT, alpha, beta, c, x, y, z, scaled, added, operands)
             place = (n, i, j) if len(each) > 0 else (i, j)
-            store_left(out, place, done.astype(out.dtype), 2 + len(each) // 2)
-            if (BN + BE) * j + BN < out.shape[1 + len(each) // 2]:
-                rest = finished(right, n, i, j, _RIGHT, alpha, beta, c, x, y, z, scaled, added, operands)
-                store_right(out, place, rest.astype(out.dtype), 2 + len(each) // 2)
+            if wide == BN + BE:
+                left, right = sums_abreast(a, b, n, i, j, 0, steps, dtype, precision, warp_specialize, each)
+            else:
+                left, middle, right = sums_of_three(a, b, n, i, j, 0, steps, dtype, precision, warp_specialize, each)
+            done = finished(left, n, i, j, alpha, beta, c, x, y, z, scaled, added, operands, 0, BN, wide)
+            store_part(out, place, done.astype(out.dtype), rank, 0, BN, wide)
+            if wide > BN + BE and wide * j + BN < out.shape[rank - 1]:
+                more = finished(middle, n, i, j, alpha, beta, c, x, y, z, scaled, added, operands, BN, BE, wide)
+                store_part(out, place, more.astype(out.dtype), rank, BN, BE, wide)
+            last = BN if wide == BN + BE else BN + BE
+            if wide * j + last < out.shape[rank - 1]:
+                rest = finished(right, n, i, j, alpha, beta, c, x, y, z, scaled, added, operands, last, wide - last, wide)
+                store_part(out, place, rest.astype(out.dtype), rank, last, wide - last, wide)
 
     @tk.kernel
     def batched_gemm(
@@ -147,7 +150,7 @@ def kernels_of(epilogue: Function) -> ProductKernels:
                 a.tiles((1, BM, BK))[n * each[0], i, :], b.tiles((1, BK, BN))[n * each[1], :, j], warp_specialize=warp_specialize
             ):
                 acc = tk.mma(ta.reshape((BM, BK)), tb.reshape((BK, BN)), acc, precision=precision)
-            done = finished(acc, n, i, j, _WHOLE, alpha, beta, c, x, y, z, scaled, added, operands)
+            done = finished(acc, n, i, j, alpha, beta, c, x, y, z, scaled, added, operands)
             out.store(done.astype(out.dtype).reshape((1, BM, BN)), tile)
 
     @tk.kernel
@@ -159,7 +162,7 @@ def kernels_of(epilogue: Function) -> ProductKernels:
         acc = tk.zeros((BM, BN), parts.dtype)
         for several in range(tk.cdiv(count, BP)):
             acc = acc + tk.sum(tk.load(parts, (several, i, j), (BP, BM, BN)), axis=0)
-        out.store(finished(acc, 0, i, j, _WHOLE, alpha, beta, c, x, y, z, scaled, added, operands).astype(out.dtype))
+        out.store(finished(acc, 0, i, j, alpha, beta, c, x, y, z, scaled, added, operands).astype(out.dtype))
 
     @tk.kernel
     def batched_sum_of_parts(
@@ -170,7 +173,7 @@ def kernels_of(epilogue: Function) -> ProductKernels:
         acc = tk.zeros((BM, BN), parts.dtype)
         for several in range(tk.cdiv(count, BP)):
             acc = acc + tk.sum(tk.load(parts, (n, several, i, j), (1, BP, BM, BN)).reshape((BP, BM, BN)), axis=0)
-        done = finished(acc, n, i, j, _WHOLE, alpha, beta, c, x, y, z, scaled, added, operands)
+        done = finished(acc, n, i, j, alpha, beta, c, x, y, z, scaled, added, operands)
         out.store(done.astype(out.dtype).reshape((1, BM, BN)))
 
     @tk.kernel
@@ -183,7 +186,7 @@ def kernels_of(epilogue: Function) -> ProductKernels:
         acc = tk.zeros((BM, BN), parts.dtype)
         for block in range(tile * steps // share, ((tile + 1) * steps - 1) // share + 1):
             acc = acc + tk.load(parts, (block + tile, i % down, j % across), (1, BM, BN)).reshape((BM, BN))
-        out.store(finished(acc, 0, i, j, _WHOLE, alpha, beta, c, x, y, z, scaled, added, operands).astype(out.dtype))
+        out.store(finished(acc, 0, i, j, alpha, beta, c, x, y, z, scaled, added, operands).astype(out.dtype))
 
     return ProductKernels(gemm, gemm_abreast, batched_gemm, sum_of_parts, batched_sum_of_parts, sum_of_shares)
 

@@ -161,7 +161,7 @@ def gemm(
                 yield _added_up(kernels, y, parts, vectors.splits, rest(), constants)
         elif schedule.abreast and schedule.splits == 1:
             places = schedule.places(new, target)
-            yield launched(kernels.abreast(places, target.scattered(), left, right, *common(), each))
+            yield launched(kernels.abreast(places, target.scattered(), left, right, *common(), each, schedule.columns))
         elif not matrix and schedule.splits == 1:
             yield launched(kernels.batch(schedule.mapped(target), left, right, *common(), each))
         elif schedule.splits == 1 and schedule.stream is None:
@@ -184,7 +184,8 @@ def gemm(
             count, way = schedule.splits, (precision, warp_specialize)
             parts = new(Spec((math.prod(target.shape[:-2]) * count, *target.shape[-2:]), wide))
             if schedule.abreast:
-                launch = parts_abreast(parts.scattered(), left, right, count, schedule.share, *way, each).grid(schedule.blocks)
+                launch = parts_abreast(parts.scattered(), left, right, count, schedule.share, *way, each, schedule.columns)
+                launch = launch.grid(schedule.blocks)
             elif not matrix:
                 launch = batched_sums_in_parts(schedule.mapped(parts), left, right, count, schedule.share, *way, each)
             else:

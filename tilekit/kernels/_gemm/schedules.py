@@ -74,15 +74,15 @@ class Schedule(NamedTuple):
     sharing: int = 1
 
     @property
-    def abreast(self) -> tuple[int, int] | None:
-        """The columns of the two tiles that stand next to each other; None if there is one."""
+    def abreast(self) -> tuple[int, ...] | None:
+        """The columns of the two or three tiles that stand next to each other; None if there is one."""
         return columns_of(self.columns)
 
     @property
     def generics(self) -> dict[str, int]:
         """What generics of the kernels stand for."""
-        columns, more = self.abreast or (self.columns, 0)
-        return {"BM": self.rows, "BN": columns, "BK": self.depth, **({"BE": more} if more else {})}
+        columns, *more = self.abreast or (self.columns,)
+        return {"BM": self.rows, "BN": columns, "BK": self.depth, **dict(zip(("BE", "BF"), more, strict=False))}
 
     def mapped(self, tensor: Tensor) -> MappedPartition:
         """The partition of the result, or of a batch of them, for these blocks."""
@@ -127,7 +127,7 @@ def check_tile(name: str, tile: Any, *, abreast: bool = False) -> tuple[int, int
         return None
     fits = type(tile) in (tuple, list) and len(tile) == 3 and all(type(n) is int and n > 0 for n in tile)
     if not fits or any(n != power(n) and not (abreast and at == 1 and columns_of(n)) for at, n in enumerate(tile)):
-        wide = ", of which BN may be the sum of two" if abreast else ""
+        wide = ", of which BN may be the sum of two or three" if abreast else ""
         raise ValueError(f"{name}: tile is (BM, BN, BK), three powers of two{wide}, not {tile!r}")
     return tuple(tile)  # type: ignore[return-value]
 
