@@ -89,7 +89,7 @@ def test_the_model_agrees_with_what_was_measured_of_all_ways(file, count, mean):
                     parts = stream_k(-(-m // rows), -(-n // columns), steps, model.held(of.count, warps))
                 if parts is not None and (not isinstance(parts, tuple) or parts.share < parts.steps):
                     way = model.Way(rows, columns, warps, parts, cluster and tuple(cluster), sharing, depth)
-                                    taken[of, way], said[of, way] = us, model.clocks(of, way)
+                    taken[of, way], said[of, way] = us, model.clocks(of, way)
         behind.append(taken[min(said, key=said.get)] / min(taken.values()))
     assert len(behind) == count
     assert geometric_mean(behind) <= mean

@@ -50,8 +50,8 @@ def place_of(at, rows, columns):
 def _columns(b, n, begin, offset: tk.Const, columns: tk.Const, first, last, each: tk.Const):
     """The tiles from `first` to `last` along K of so many columns, from `begin` and an offset on; from `begin` if there are none.
 
-    Of a batch, they are those of product `n`: `each` says for `a` and for `b` whether it has a matrix for each product (1), or one
-    for all (0). It is () where both are matrices, and (1,) where `b` alone has more dimensions.
+    Of a batch, they are those of product `n`: `each` says for `a` and for `b` whether it has a matrix for each product (1), or
+    one for all (0). It is () where both are matrices, and (1,) where `b` alone has more dimensions.
     """
     if len(each) == 0:
         at = begin + offset if begin + offset < b.shape[1] else begin
@@ -105,8 +105,8 @@ def sums_of_three(a, b, n, i, j, first, last, dtype, precision: tk.Const, warp_s
 
 @tk.function
 def store_part(x, at, tile, rank: tk.Const, offset: tk.Const, columns: tk.Const, wide: tk.Const):
-    """Store one of several tiles, which have `wide` columns together, in a matrix at `at`, (row, column), or in a stack of them, at
-    (matrix, row, column): that of so many columns behind an offset, if the matrix has some there."""
+    """Store one of several tiles, which have `wide` columns together, in a matrix at `at`, (row, column), or in a stack of them,
+    at (matrix, row, column): that of so many columns behind an offset, if the matrix has some there."""
     if offset == 0:
         _store(x, at, tile, rank, columns, wide)
     elif wide * at[rank - 1] + offset < x.shape[rank - 1]:

@@ -25,16 +25,16 @@ MOST_SPLITS = 64
 LARGE = 128 * 128  # elements of a tile
 # Of a multiprocessor, in a clock: products of elements, by the bytes that each has. What else a step along K costs those that do
 # it at the same time, in clocks and by its products: waiting for the tiles, and saying that they were read.
-_PRODUCTS, _WAITING, _ASKING = 4360, 90, 0.52
+_PRODUCTS, _WAITING, _ASKING = 4360, 90, 0.55
 # Clocks for which a tile is on its way, as others are of the stages of a block: 4, or up to 8 where it is alone on a
 # multiprocessor, of so many bytes together (see `compiler.nvidia.multibuffer`).
-_COMING, _STAGES, _STAGES_ALONE, _ROOM = 580, 4, 8, 224 << 10
+_COMING, _STAGES, _STAGES_ALONE, _ROOM = 570, 4, 8, 224 << 10
 # Bytes that come from the L2 cache in a clock, to a multiprocessor and to all of them: fewer where rows lie across its lines.
-_FETCHED, _CACHED, _ACROSS = 76, 7300, 6000
+_FETCHED, _ARRIVING, _CACHED, _ACROSS = 74, 59, 8500, 6000
 # So many times as much where rows of 128 bytes are parts of two lines each, of operands across K, and of others: 744 x 256 x
 # 2480 takes 8.4 us with `a` along K, and 11 with its transpose, or 8.6 where two blocks load that; 1000 x 1000 x 1000 9.8, and
 # 8.2 where two do.
-_TWO_LINES, _SHIFTED = 1.85, 1.3
+_TWO_LINES, _SHIFTED = 1.95, 1.42
 # For each column of a tile of `b` that is turned over in a step, which the next product waits for.
 _TURNING = 1.7
 # Rows that a tile has beyond a matrix are zeros, and take longer: with tiles of 128 x 128, 256 x 8192 x 8192 takes 50 us, and
@@ -44,14 +44,14 @@ _BEYOND = 1500
 _SUMMING_WAITS, _SUMMING, _SUMMING_TOGETHER = 150, 1.4, 1.1
 # Clocks before the first tile has come and after the last, with `_STORED` elements of the result written in one; fewer by the
 # factors of a transpose, whose rows lie across what a warp has: the last if no access of 16 bytes fits them.
-_LATENCY, _STORED, _TURNED, _TURNED_ODD = 2000, 7.8, 1.35, 2.0
+_LATENCY, _STORED, _TURNED, _TURNED_ODD = 2000, 8.5, 1.35, 1.7
 # What is stored of a line of the cache at each end of a row of a tile, where rows begin anywhere in one: so much of a line.
-_PART = 0.5
+_PART = 0.4
 # Of a GPU: bytes a clock from memory or to it, or of what is still in the L2 cache; and clocks from the end of one kernel to the
 # work of the next.
-_MEMORY, _NEAR, _NEXT = 2530, 3400, 5600
-# Of tiles next to each other, which are stored one after the other: the clocks in which a block finds out which the next ones are,
-# and its warps wait for each other before they store, what short sums do not hide.
+_MEMORY, _NEAR, _NEXT = 2450, 4450, 6400
+# Of tiles next to each other, which are stored one after the other: the clocks in which a block finds out which the next ones
+# are, and its warps wait for each other before they store, what short sums do not hide.
 # (Without these, 12088 x 304 x 8 in three turns would take 4.7 us, and took 9; 11336 x 1904 x 24 in seven 15.9, and took 21.2.)
 _BETWEEN = 1200
 # Tiles for operands in stages of shared memory: rows, columns, warps. Each warpgroup has 64 rows, or more.
@@ -59,9 +59,8 @@ _STAGED = ((128, 256, 8), (128, 128, 8), (64, 256, 4), (64, 128, 4), (128, 64, 8
 _TURNED_OVER = ((256, 128, 8),)  # where columns cost more
 # Tall tiles, with so many columns, load the least for what they multiply: 16384 x 8192 x 8192 takes 2.81 ms with 256 x 192, and
 # 2.96 with 128 x 256; 976 x 14664 x 13488 546 us with 256 x 160, and 583. Their sums take so many of a thread's registers that
-# they are stored as they are, 16 bytes at a time; and they are not split. Products of those with more elements than others take
-# so much of the time that they would.
-_TALL_ROWS, _TALL_COLUMNS, _WIDEST, _SPLIT, _TALL = 256, 144, 192, 128 * 256, 0.95
+# they are stored as they are, 16 bytes at a time; and they are not split.
+_TALL_ROWS, _TALL_COLUMNS, _WIDEST, _SPLIT = 256, 144, 192, 128 * 256
 # Tiles of up to so many columns (of few rows the transpose is taken, see `products`): rows and warps, and the most bytes of a
 # stage, of which long ones have more along K. Of an eighth of these, zeros may come for what is beyond the end of K.
 FEW_ROWS = 32
@@ -82,7 +81,7 @@ _EIGHTH, _FROM_MEMORY = 8, 32 << 20
 # Also where they load less by it of an operand that is `ragged`; then pairs of blocks that stay, too, and of those whose tiles
 # have other columns than powers of two: 13 x 1800 x 272 x 14232 takes 376 us, and 483 without; where lines are whole, pairs of
 # these gain nothing (224 x 10240 x 8192: 62 us, and 61). Blocks of a cluster begin and end together, in so many clocks.
-_PAIRS, _TOGETHER, _MEETING, _FITTING = ((2, 1), (1, 2)), 1.02, 1170, 0.85
+_PAIRS, _TOGETHER, _MEETING, _FITTING = ((2, 1), (1, 2)), 1.02, 1160, 0.85
 _CLUSTERS = (*_PAIRS, (4, 1), (1, 4), (2, 2))
 
 
@@ -264,7 +263,7 @@ def clocks(product: Product, way: Way) -> float:
     steps, each = -(-k * product.itemsize // STAGED_BYTES), held(count, warps) // count
     down, across = -(-m // bm), -(-n // bn)
     tiles, deep = max(1, batch * down * across), depth // STAGED_BYTES
-    products = bm * bn * STAGED_BYTES / _PRODUCTS * (_TALL if bm * bn > _SPLIT else 1)
+    products = bm * bn * STAGED_BYTES / _PRODUCTS
     rows = parts.top if isinstance(parts, StreamK) else down
     visiting = product.clusters and together(bm, bn, warps) and tiles > held(count, warps) and rows % CLUSTER[0] == 0
     below, beside = cluster or (CLUSTER if visiting and columns_of(bn) is None else (1, 1))
@@ -314,7 +313,7 @@ def clocks(product: Product, way: Way) -> float:
     more = max(0, (across - 1) * bn + room - n)  # columns that are loaded beyond the operand
     beyond = batch * steps * STAGED_BYTES * ((down * bm - m) * across / beside + more * down / below)
     cached = (every * fetched - beyond) / (_CACHED if product.lines else _ACROSS) + beyond / _BEYOND
-    fetching = mine * (fetched + again * STAGED_BYTES) / _FETCHED
+    fetching = mine * STAGED_BYTES * max((mine_of_a + mine_of_b + again) / _FETCHED, (high + wide) / _ARRIVING)
     hidden = math.hypot(*(one**2 for one in (loop, fetching, cached, operands))) ** 0.5
     storing = stored * bm * bn / _STORED
     if product.turned:

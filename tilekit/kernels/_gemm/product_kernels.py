@@ -42,8 +42,8 @@ def _view(x, rank: tk.Const, rows: tk.Const, columns: tk.Const, step: tk.Const):
 
 @tk.function
 def _tile_of(x, along: tk.Const, n, i, j, offset: tk.Const, columns: tk.Const, wide: tk.Const):
-    """A tile of an operand: `along` says for each dimension whether it has the result's extent, or one element for all. Where blocks
-    have several next to each other (see `abreast`), of `wide` columns together, that of so many columns behind an offset."""
+    """A tile of an operand: `along` says for each dimension whether it has the result's extent, or one element for all. Where
+    blocks have several next to each other (see `abreast`), of `wide` columns together, that of so many behind an offset."""
     if len(along) == 2:
         at = (i * along[0], j * along[1])
     else:
@@ -92,7 +92,10 @@ def kernels_of(epilogue: Function) -> ProductKernels:
         elif len(operands) == 1:
             acc = epilogue(acc, _tile_of(x, operands[0], n, i, j, offset, columns, wide).astype(acc.dtype))
         else:
-            first, second = _tile_of(x, operands[0], n, i, j, offset, columns, wide), _tile_of(y, operands[1], n, i, j, offset, columns, wide)
+            first, second = (
+                _tile_of(x, operands[0], n, i, j, offset, columns, wide),
+                _tile_of(y, operands[1], n, i, j, offset, columns, wide),
+            )
             if len(operands) == 2:
                 acc = epilogue(acc, first.astype(acc.dtype), second.astype(acc.dtype))
             else:
