@@ -43,7 +43,9 @@ def laid(array, turned):
 
 @pytest.mark.parametrize("splits", [None, 3])
 @pytest.mark.parametrize("layouts", ["NN", "NT", "TN", "TT"])
-@pytest.mark.parametrize("tile", [(128, 192, 64), (64, 192, 64), (64, 96, 64), (128, 160, 64), (256, 192, 64)], ids=str)
+@pytest.mark.parametrize(
+    "tile", [(128, 192, 64), (64, 192, 64), (64, 96, 64), (128, 160, 64), (256, 192, 64), (64, 104, 64)], ids=str
+)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products(device, shape, tile, layouts, splits):
     m, n, k = shape
@@ -56,7 +58,7 @@ def test_products(device, shape, tile, layouts, splits):
 @pytest.mark.parametrize("splits", [None, 3])
 @pytest.mark.parametrize("layouts", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("batched", [(True, True), (True, False), (False, True)], ids=str)
-@pytest.mark.parametrize("tile", [(64, 192, 64), (128, 160, 64)], ids=str)
+@pytest.mark.parametrize("tile", [(64, 192, 64), (128, 160, 64), (128, 208, 64)], ids=str)
 def test_batches(device, tile, batched, layouts, splits):
     (m, n, k), (of_a, of_b) = (130, 200, 136), batched
     a, b = normal((3, m, k) if of_a else (m, k), BF), normal((3, k, n) if of_b else (k, n), BF, 1)
@@ -192,6 +194,30 @@ def test_tall_tiles_fit_the_registers(dtype, columns, layout):
     hazards.check(kernel)
 
 
+@pytest.mark.parametrize("splits", [None, 3])
+@pytest.mark.parametrize("columns", [104, 112, 176, 208, 224])
+@pytest.mark.parametrize("rows", [64, 128])
+def test_three_tiles_are_one_instruction(rows, columns, splits):
+    """Each comes by a copy of its own, behind the one before."""
+    a, b = api.meta((4096, 2048), tk.bfloat16), api.meta((4104, 2048), tk.bfloat16).T
+    kernel, _ = kernel_of(kernels.gemm(a, b, tile=(rows, columns, 64), num_warps=rows // 16, splits=splits))
+    assert set(re.findall(r"(m64n\d+)k16", kernel.ptx)) == {f"m64n{columns}"}
+    assert kernel.sass.count("UTMALDG") == 4
+    assert not kernel.local_bytes
+    hazards.check(kernel)
+
+
+@pytest.mark.parametrize(("columns", "added"), [(208, "c"), (208, "bias"), (224, "c"), (176, "bias")])
+def test_what_is_added_to_three_tiles_fits_the_registers(columns, added):
+    a, b = api.meta((4096, 2048), tk.bfloat16), api.meta((4104, 2048), tk.bfloat16).T
+    more = {"c": api.meta((4096, 4104), tk.bfloat16)}
+    if added == "bias":
+        more = {"epilogue": epilogues.bias, "operands": (api.meta((4104,), tk.bfloat16),)}
+    kernel, _ = kernel_of(kernels.gemm(a, b, tile=(128, columns, 64), num_warps=8, **more))
+    assert not kernel.local_bytes
+    hazards.check(kernel)
+
+
 def test_tall_tiles_are_of_sums_that_are_stored_as_they_are():
     def rows(a, b, **more):
         kernels.gemm(a, b, **more).consumed()
@@ -279,7 +305,7 @@ def test_one_that_is_chosen(device, layouts, added):
 def test_none_are_chosen_in_place(device, monkeypatch, stack, operand):
     """No analysis sees that blocks read of two tiles what they write themselves."""
     dealt_out_as_on_a_gpu(monkeypatch)
-    monkeypatch.setattr(model, "_TWO", 0.1)  # whether or not they are best
+    monkeypatch.setattr(model, "_STAGED", ())  # there are no others
     a, b, c = (normal(shape, np.float16, seed) for seed, shape in enumerate([(*stack, 130, 72), (72, 336), (*stack, 130, 336)]))
     for in_place in (True, False):
         other = f(c).sync()

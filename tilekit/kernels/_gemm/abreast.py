@@ -23,17 +23,17 @@ _TOGETHER = 8
 _COLUMNS, _COLUMNS_OF_THREE = (80, 96, 144, 160, 192), (104, 112, 176, 208, 224)
 
 
-def abreast_columns(b: Any) -> tuple[int, ...]:
-    """The columns that tiles of a product may have besides powers of two; `b` is the second operand."""
+def abreast_columns(b: Any, *, tiles: int = 3) -> tuple[int, ...]:
+    """The columns that tiles of a product may have besides powers of two, of so many tiles; `b` is the second operand."""
     if b.unit == len(b.shape) - 2:
-        return _COLUMNS + _COLUMNS_OF_THREE
+        return _COLUMNS + _COLUMNS_OF_THREE if tiles == 3 else _COLUMNS
     return _COLUMNS if b.itemsize == 2 else ()
 
 
-def columns_of(columns: int) -> tuple[int, ...] | None:
-    """`BN`, `BE`, and `BF` of three, of so many columns; None of a power of two, or what is not the sum of two or three."""
+def columns_of(columns: int, *, tiles: int = 3) -> tuple[int, ...] | None:
+    """`BN`, `BE`, and `BF` of three, of so many columns; None of a power of two, or what is no sum of up to so many `tiles`."""
     powers = [1 << bit for bit in reversed(range(columns.bit_length())) if columns >> bit & 1]
-    return tuple(powers) if len(powers) in (2, 3) else None
+    return tuple(powers) if 1 < len(powers) <= tiles else None
 
 
 @tk.function

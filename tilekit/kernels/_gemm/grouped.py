@@ -137,7 +137,7 @@ def grouped_gemm(
         raise TypeError(f"{name}: offsets holds {offsets.dtype.name}; it takes int32: convert it with .astype(tk.int32)")
     if offsets.shape != (groups,):
         raise ValueError(f"{name}: offsets has shape {offsets.shape}; for {groups} groups it is ({groups},), where each ends")
-    tile = check_tile(name, tile, abreast=True)
+    tile = check_tile(name, tile, abreast=2)
     check_splits(name, splits)
     destination = out_or_new(name, out, a, (total, n), result_dtype(a, dtype, wide))
     rounded = a.dtype == dtypes.float32 and precision == "tf32"
@@ -157,7 +157,7 @@ def grouped_gemm(
         )  # fmt: skip
         schedule = schedule_of(
             product, staged=staged, copied=copied, even=aligned(a, b), cpu=on_cpu(a), tf32=rounded, tile=tile,
-            num_warps=num_warps, splits=splits, abreast=abreast_columns(b) if num_warps is None else (),
+            num_warps=num_warps, splits=splits, abreast=abreast_columns(b, tiles=2) if num_warps is None else (),
         )  # fmt: skip
         return schedule, staged or copied
 

@@ -59,8 +59,9 @@ _STAGED = ((128, 256, 8), (128, 128, 8), (64, 256, 4), (64, 128, 4), (128, 64, 8
 _TURNED_OVER = ((256, 128, 8),)  # where columns cost more
 # Tall tiles, with so many columns, load the least for what they multiply: 16384 x 8192 x 8192 takes 2.81 ms with 256 x 192, and
 # 2.96 with 128 x 256; 976 x 14664 x 13488 546 us with 256 x 160, and 583. Their sums take so many of a thread's registers that
-# they are stored as they are, 16 bytes at a time; and they are not split.
-_TALL_ROWS, _TALL_COLUMNS, _WIDEST, _SPLIT = 256, 144, 192, 128 * 256
+# they are stored as they are, 16 bytes at a time; and they are not split. Products of those that have more elements than others
+# take so much longer for each.
+_TALL_ROWS, _TALL_COLUMNS, _WIDEST, _SPLIT, _TALL = 256, 144, 192, 128 * 256, 1.05
 # Tiles of up to so many columns (of few rows the transpose is taken, see `products`): rows and warps, and the most bytes of a
 # stage, of which long ones have more along K. Of an eighth of these, zeros may come for what is beyond the end of K.
 FEW_ROWS = 32
@@ -228,6 +229,8 @@ def _clusters_of(product: Product, tile: tuple[int, int, int], parts: int | Stre
     if not product.clusters or isinstance(parts, StreamK) or n <= FEW_ROWS:
         return []
     stay, odd = batch * down * across * parts > product.count, columns_of(columns) is not None
+    if odd and parts > 1:  # see `abreast.parts_abreast`
+        return []
     if (stay or odd) and not (parts == 1 and any(product.ragged) and together(rows, columns, warps)):
         return []
     if stay:
@@ -263,7 +266,7 @@ def clocks(product: Product, way: Way) -> float:
     steps, each = -(-k * product.itemsize // STAGED_BYTES), held(count, warps) // count
     down, across = -(-m // bm), -(-n // bn)
     tiles, deep = max(1, batch * down * across), depth // STAGED_BYTES
-    products = bm * bn * STAGED_BYTES / _PRODUCTS
+    products = bm * bn * STAGED_BYTES / _PRODUCTS * (_TALL if bm * bn > _SPLIT else 1)
     rows = parts.top if isinstance(parts, StreamK) else down
     visiting = product.clusters and together(bm, bn, warps) and tiles > held(count, warps) and rows % CLUSTER[0] == 0
     below, beside = cluster or (CLUSTER if visiting and columns_of(bn) is None else (1, 1))

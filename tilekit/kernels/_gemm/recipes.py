@@ -101,7 +101,7 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
         raise ValueError("gemm: operands are for an epilogue, and there is none: epilogue=kernels.epilogues.bias adds one")
     along = tuple(_along(f"operands[{at}]", x, extents) for at, x in enumerate(operands))
     check_splits("gemm", splits, otherwise="stream")
-    tile = check_tile("gemm", tile, abreast=splits != "stream")
+    tile = check_tile("gemm", tile, abreast=1 if splits == "stream" else 3)
     if splits == "stream" and not matrix:
         raise ValueError('gemm: splits = "stream" is for matrices; the sums of a batch are split into so many parts each')
     result = result_dtype(a, dtype, wide)

@@ -121,13 +121,13 @@ def result_dtype(a: Any, dtype: Any, wide: Any) -> Any:
     return dtypes.as_dtype(dtype) if dtype is not None else a.dtype if a.itemsize > 1 else wide
 
 
-def check_tile(name: str, tile: Any, *, abreast: bool = False) -> tuple[int, int, int] | None:
-    """The tile of a product as a tuple, or None; ValueError if it is none. Whether it may be several `abreast`."""
+def check_tile(name: str, tile: Any, *, abreast: int = 1) -> tuple[int, int, int] | None:
+    """The tile of a product as a tuple, or None; ValueError if it is none. How many it may be `abreast`."""
     if tile is None:
         return None
     fits = type(tile) in (tuple, list) and len(tile) == 3 and all(type(n) is int and n > 0 for n in tile)
-    if not fits or any(n != power(n) and not (abreast and at == 1 and columns_of(n)) for at, n in enumerate(tile)):
-        wide = ", of which BN may be the sum of two or three" if abreast else ""
+    if not fits or any(n != power(n) and not (at == 1 and columns_of(n, tiles=abreast)) for at, n in enumerate(tile)):
+        wide = "" if abreast == 1 else f", of which BN may be the sum of {'two or three' if abreast > 2 else 'two'}"
         raise ValueError(f"{name}: tile is (BM, BN, BK), three powers of two{wide}, not {tile!r}")
     return tuple(tile)  # type: ignore[return-value]
 
