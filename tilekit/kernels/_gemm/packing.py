@@ -26,7 +26,7 @@ BM, BN = tk.generics("BM BN")
 
 # Microseconds on an H200, fitted to 40 random products of odd widths: what a step along K takes for each tile that a
 # multiprocessor has, and besides; the beginning of one more kernel; bytes that are copied in one, and stored; the clocks of one.
-_ROUND, _STEP, _NEXT, _BYTES, _STORED, _CLOCKS = 0.9, 0.6, 3.0, 2.5e6, 4.2e6, 1700
+_ROUND, _STEP, _NEXT, _BYTES, _STORED, _CLOCKS = 0.9, 0.6, 4.0, 2.5e6, 4.2e6, 1700
 # The first where rows of the result are no multiples of 8 elements: 6 x 3384 x 9189 x 2 takes 280 us, 16384 x 4096 x 2 39.
 _EIGHT, _ODD = 8, 1.3
 # The first where float32 is rounded, by the elements along K that a step has. (9 x 9340 x 151 x 66, across K, takes 85 us in
