@@ -1,10 +1,10 @@
 """How long a product by warpgroups takes, by a model of the GPU, and the tiles, parts and clusters with which it is done first.
 
 In clocks: the tensor cores multiply and add so many elements, and wait so long in each step; so many bytes come from the L2 cache
-to each multiprocessor, and to all of them; and so many from memory. These go on at the same time, and delay each other the more,
-the more alike they are (the norm of order 4); what comes before and after the loop is not hidden. The numbers are an H200's:
-fitted to 218 random products with all tiles and numbers of parts, to 26 of which one side is short, and to 139 with all ways; the
-choices by the model are 1.8, 3.8 and 3.6 % slower than the best ones.
+to each multiprocessor, whether it asks for them or another block of its cluster, and to all of them; and so many from memory.
+These go on at the same time, and delay each other the more, the more alike they are (the norm of order 4); what comes before and
+after the loop is not hidden. The numbers are an H200's: fitted to 220 random products with all tiles and numbers of parts, to 26
+of which one side is short, and to 330 with many ways; the choices are 1.6, 4.4 and 1.7 to 4.5 % slower than the best.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _PRODUCTS, _WAITING, _ASKING = 4360, 90, 0.55
 # Clocks for which a tile is on its way, as others are of the stages of a block: 4, or up to 8 where it is alone on a
 # multiprocessor, of so many bytes together (see `compiler.nvidia.multibuffer`).
 _COMING, _STAGES, _STAGES_ALONE, _ROOM = 570, 4, 8, 224 << 10
-# Bytes that come from the L2 cache in a clock, to a multiprocessor and to all of them: fewer where rows lie across its lines.
+# Bytes that a multiprocessor asks the L2 cache for in a clock, and those that come to it, also for what another one has asked
+# for; and bytes to all of them, fewer where rows lie across its lines.
 _FETCHED, _ARRIVING, _CACHED, _ACROSS = 74, 59, 8500, 6000
 # So many times as much where rows of 128 bytes are parts of two lines each, of operands across K, and of others: 744 x 256 x
 # 2480 takes 8.4 us with `a` along K, and 11 with its transpose, or 8.6 where two blocks load that; 1000 x 1000 x 1000 9.8, and
@@ -229,8 +230,6 @@ def _clusters_of(product: Product, tile: tuple[int, int, int], parts: int | Stre
     if not product.clusters or isinstance(parts, StreamK) or n <= FEW_ROWS:
         return []
     stay, odd = batch * down * across * parts > product.count, columns_of(columns) is not None
-    if odd and parts > 1:  # see `abreast.parts_abreast`
-        return []
     if (stay or odd) and not (parts == 1 and any(product.ragged) and together(rows, columns, warps)):
         return []
     if stay:

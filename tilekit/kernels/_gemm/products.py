@@ -81,8 +81,8 @@ def gemm(
         dtype: of the result; by default that of `a`, but float32 for 8-bit floats, and int32 for integers.
         precision: as for `tk.mma`: "tf32" lets tensor cores multiply float32; "fast" leaves sums of 8-bit floats to them.
         out: where the result goes, `c` itself for one; by default a new tensor.
-        tile: `(BM, BN, BK)`, powers of two, instead of the tile that the sizes suggest. `BN` may be the sum of two (96, 160, 192)
-            unless splits is "stream"; it is fast where K is contiguous in `b`, or its elements have 16 bits.
+        tile: `(BM, BN, BK)`, powers of two, instead of the tile that the sizes suggest. `BN` may be the sum of two or three (96,
+            160, 208) unless splits is "stream"; it is fast where K is contiguous in `b`, or, of two, its elements have 16 bits.
         num_warps: of a block, instead of those that the tile suggests.
         splits: into how many parts sums are split, instead of as many as keep all multiprocessors busy; or "stream", which deals
             the steps along K of the last tiles, too few for all multiprocessors, out to these (stream-K); not for batches.
