@@ -218,6 +218,15 @@ def test_what_is_added_to_three_tiles_fits_the_registers(columns, added):
     hazards.check(kernel)
 
 
+@pytest.mark.parametrize(("columns", "instructions"), [(104, {96, 8}), (112, {112}), (208, {208}), (24, {24}), (40, {32, 8})])
+def test_integers_have_instructions_of_16_columns_more(columns, instructions):
+    """wgmma has 8, 16, 24, 32, 48, ... of 8-bit integers: what is none stays several."""
+    a, b = api.meta((128, 256), tk.int8), api.meta((416, 256), tk.int8).T
+    kernel, rings = kernel_of(kernels.gemm(a, b, tile=(128, columns, 128), num_warps=8))
+    assert rings
+    assert {int(n) for n in re.findall(r"m64n(\d+)k32", kernel.ptx)} == instructions
+
+
 def test_tall_tiles_are_of_sums_that_are_stored_as_they_are():
     def rows(a, b, **more):
         kernels.gemm(a, b, **more).consumed()

@@ -32,6 +32,7 @@ TOGETHER = "one wgmma for all"
 """The name of what products refuse that cannot be one."""
 
 _ROWS, _LEAST_COLUMNS, _MOST_COLUMNS = 64, 8, 256  # of an instruction
+_FEW_COLUMNS, _OF_INTEGERS = 32, 16  # of integers, those that have more than the first number have multiples of the second
 _ONE_PANEL = (32, 64, 128)  # bytes of a row of a tile, in which tiles behind each other lie as one
 
 
@@ -95,7 +96,17 @@ def _groups(loop: Operation) -> list[list[Operation]]:
                 divided.append([])
                 left = _MOST_COLUMNS - operation.results[0].type.shape[1]  # type: ignore[union-attr]
             divided[-1].append(operation)
+    for group in divided:
+        while len(group) > 1 and not _is_one(group):
+            group.pop()
     return [group for group in divided if len(group) > 1]
+
+
+def _is_one(group: list[Operation]) -> bool:
+    """Whether there is an instruction with the columns of all."""
+    tiles = [_type(operation.results[0]) for operation in group]
+    columns = sum(tile.shape[1] for tile in tiles)
+    return tiles[0].dtype != dtypes.int32 or columns <= _FEW_COLUMNS or columns % _OF_INTEGERS == 0
 
 
 def _is_carried(operation: Operation, product: Product, loop: Operation, reads: Mapping[Value, int]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import tilekit as tk
+from tilekit import dtypes
 
 __all__ = [
     "abreast_columns", "columns_of", "parts_abreast", "place_of", "store_part", "sums_abreast", "sums_of_three",
@@ -21,13 +22,15 @@ _TOGETHER = 8
 # What there is besides powers of two: several lie behind each other in a stage as rows of one if K is contiguous in b, and two as
 # panels of one if its columns are, which have 16 bits.
 _COLUMNS, _COLUMNS_OF_THREE = (80, 96, 144, 160, 192), (104, 112, 176, 208, 224)
+_OF_INTEGERS = 16  # instructions have multiples of so many
 
 
 def abreast_columns(b: Any, *, tiles: int = 3) -> tuple[int, ...]:
     """The columns that tiles of a product may have besides powers of two, of so many tiles; `b` is the second operand."""
-    if b.unit == len(b.shape) - 2:
-        return _COLUMNS + _COLUMNS_OF_THREE if tiles == 3 else _COLUMNS
-    return _COLUMNS if b.itemsize == 2 else ()
+    if b.unit != len(b.shape) - 2:
+        return _COLUMNS if b.itemsize == 2 else ()
+    columns = _COLUMNS + _COLUMNS_OF_THREE if tiles == 3 else _COLUMNS
+    return tuple(n for n in columns if n % _OF_INTEGERS == 0) if b.dtype in (dtypes.int8, dtypes.uint8) else columns
 
 
 def columns_of(columns: int, *, tiles: int = 3) -> tuple[int, ...] | None:

@@ -58,6 +58,7 @@ _BETWEEN = 1200
 # Tiles for operands in stages of shared memory: rows, columns, warps. Each warpgroup has 64 rows, or more.
 _STAGED = ((128, 256, 8), (128, 128, 8), (64, 256, 4), (64, 128, 4), (128, 64, 8), (64, 64, 4), (64, 32, 4))
 _TURNED_OVER = ((256, 128, 8),)  # where columns cost more
+_WIDEST_SUMMED = 208  # columns whose sums, and short ones of 8-bit floats, fit the registers
 # Tall tiles, with so many columns, load the least for what they multiply: 16384 x 8192 x 8192 takes 2.81 ms with 256 x 192, and
 # 2.96 with 128 x 256; 976 x 14664 x 13488 546 us with 256 x 160, and 583. Their sums take so many of a thread's registers that
 # they are stored as they are, 16 bytes at a time; and they are not split. Products of those that have more elements than others
@@ -189,6 +190,8 @@ def _tiles(product: Product, abreast: tuple[int, ...]) -> list[tuple[int, int, i
         columns = max(_LEAST_COLUMNS, 1 << (n - 1).bit_length())
         return [(rows, columns, warps, _depth(k * product.itemsize, _STAGE // rows)) for rows, warps in _FEW_TILES]
     fitting = [columns for columns in abreast if columns_of(columns)[0] < n]  # else the second tile has none
+    if product.summed:
+        fitting = [columns for columns in fitting if columns <= _WIDEST_SUMMED]
     more = [(rows, columns, warps) for columns in fitting for rows, warps in ((128, 8), (64, 4))]
     more += _TURNED_OVER if product.over else ()
     if product.plain and product.begins >= ACCESS:
