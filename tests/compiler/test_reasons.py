@@ -813,7 +813,7 @@ def test_why_blocks_do_not_share_turns(row):
     against, without = of_blocks(**row.against), of_blocks(**row.without)
     assert remarks_of(against, "split-K in a cluster") == {(False, row.reason)}
     assert "st.async" not in against.compiled.ptx
-    assert remarks_of(without, "split-K in a cluster") == {(True, "4 blocks share its turns")}
+    assert remarks_of(without, "split-K in a cluster") == {(True, "4 blocks share its turns, and 4 have pieces of what follows")}
     assert "st.async" in without.compiled.ptx
 
 

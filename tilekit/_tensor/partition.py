@@ -188,8 +188,9 @@ class Partition(NoOperators):
                 tiles or the blocks do not divide into clusters there are none.
             blocks_per_tile: how many neighbouring blocks visit each tile together, up to 8, where the GPU has clusters of blocks
                 and `num_blocks` are that many for every tile. They share out the turns of a loop over `tk.pipelined` that adds up
-                products (split-K), and add up what each has through their shared memory; the first of them does the rest. Of
-                kernels that have no such loop, the first does all. Instead of `cluster`.
+                products (split-K), and what each has goes through their shared memory to those that add up some columns of it,
+                and do the rest for these; or to the first of them, where the rest takes whole tiles. Of kernels that have no
+                such loop, the first does all. Instead of `cluster`.
             num_blocks: the number of blocks. By default that of the device's multiprocessors; 4 on a CPU device, 1 for a meta
                 tensor.
 

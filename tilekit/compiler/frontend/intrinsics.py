@@ -15,7 +15,8 @@ from tilekit.lang.shape import broadcast_to
 __all__ = [
     "CONSUMER", "PRODUCER", "counted", "drain", "end", "everybody", "give", "join", "last", "load_beside",
     "load_tile_like_beside", "meet", "mma_abreast", "multiple", "nth", "one_tile", "operand", "operand_tile", "part", "peek",
-    "place", "put", "registers", "ring", "role", "spread", "steps", "sum_of_blocks", "take", "variant", "wait_product", "within",
+    "place", "put", "registers", "ring", "role", "spread", "steps", "store_piece", "sum_of_blocks", "take", "variant",
+    "wait_product", "within",
 ]  # fmt: skip
 
 CONSUMER, PRODUCER = 0, 1
@@ -125,13 +126,17 @@ def place(blocks: Any) -> Any:
 
 
 def meet(blocks: Any, sizes: Any) -> Any:
-    """Make room in the shared memory of the first of so many blocks for what the others send it: tiles of so many bytes."""
+    """Make room in the shared memory of so many blocks for what the others send them: pieces of tiles, of so many bytes."""
 
 
-def sum_of_blocks(number: Any, blocks: Any, tile: Any) -> Any:
-    """The sum of the tiles that so many blocks have, in the first of them; the others send it theirs. They meet once for each
-    number, which is that of a size in `meet`."""
-    return tile
+def sum_of_blocks(number: Any, blocks: Any, pieces: Any, tile: Any) -> Any:
+    """A piece of the sum of the tiles that so many blocks have, in as many of them as there are pieces of their columns: that of
+    its place. The blocks send theirs to each other, once for each number, which is that of a size in `meet`."""
+    return create.zeros((*tile.shape[:-1], tile.shape[-1] // pieces), tile.dtype) if pieces > 1 else tile
+
+
+def store_piece(array: Any, value: Any, tile: Any, rank: Any, pieces: Any, eviction_policy: Any = "evict_normal") -> None:
+    """Store a piece of the columns of a tile of a mapped partition: that of a block among so many."""
 
 
 def give(ring: Any, turn: Any, k: Any, lines: Any) -> Any:

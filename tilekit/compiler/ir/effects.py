@@ -97,6 +97,8 @@ def _own(operation: Operation) -> frozenset[str]:
         return frozenset(_OF_OPERATIONS.get(name, _NONE))
     if function in (intrinsics.load_beside, intrinsics.load_tile_like_beside):
         return frozenset({READS})
+    if function is intrinsics.store_piece:
+        return frozenset({WRITES})
     try:
         return _NONE if function in _FUNCTIONS else _ANY
     except TypeError:  # it has no hash

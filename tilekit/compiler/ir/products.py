@@ -90,6 +90,8 @@ def _follow(operation: Operation, dtypes: dict[Value, DType]) -> None:
     elif operation.kind == "if":
         for at, result in enumerate(operation.results):
             note([region.operands[at] for region in operation.regions if region.exit == "yield"], [result])
+    elif operation.kind == "call" and operation.what.value is intrinsics.sum_of_blocks:
+        note(operation.operands, operation.results)
     elif is_elementwise(operation):
         note([v for v in operation.reads() if extents(v) == extents(operation.results[0])], operation.results)
 

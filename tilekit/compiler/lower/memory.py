@@ -263,6 +263,26 @@ def store_own(self: TensorType, value: types.Type, tile: types.Type, eviction_po
     return types.none, lambda builder, tensor, value, tile, _: emit(builder, tensor, index_of(builder, tensor, tile), value)
 
 
+@lowers(intrinsics.store_piece)
+def store_piece(
+    array: types.Type, value: types.Type, tile: types.Type, rank: types.Type, pieces: types.Type, eviction_policy: types.Type
+) -> Any:
+    partition = with_tiles(the_tensor(array, "store"), "store")
+    index_of, count = _index_of(partition, tile, "store"), known(pieces)
+    *extents, columns = partition.facts.tile
+    shape = (*extents, columns // count)
+    emit = store_window("store", partition, cut_of(shape, shape), value, proven=False, policy=eviction_policy)
+
+    def emit_store(
+        builder: ir.IRBuilder, tensor: ir.Value, value: ir.Value, tile: ir.Value, rank: ir.Value, *_: ir.Value
+    ) -> None:
+        *index, column = index_of(builder, tensor, tile)
+        pieces_before = builder.mul(column, ir.Constant(column.type, count))
+        emit(builder, tensor, [*index, builder.add(pieces_before, as_wide_as(builder, rank, column))], value)
+
+    return types.none, emit_store
+
+
 def _is_inside(partition: TensorType, tile: types.Type) -> bool:
     """Whether `tile`, or the block's own, is sure to be inside: a tile of the partition's own map is on any grid."""
     return partition.facts.covered or (isinstance(tile, TileIndexType) and tile.tensor == partition)

@@ -330,7 +330,7 @@ def _ring(number: int, ring: _Ring, shared: Mapping[Operation, list[int]], resul
 
 
 def _meetings(kernel: Region) -> list[Operation]:
-    """What makes room for the sums that blocks take together (see `passes.shared_turns`)."""
+    """What makes room for pieces of the sums that blocks take together (see `passes.shared_turns`)."""
     sums = [one for one in kernel.walk() if one.kind == "call" and one.what.value is intrinsics.sum_of_blocks]
     tiles = [one.results[0].type for one in sums]
     sizes = Group(tuple(Constant(math.prod(ty.shape) * ty.dtype.itemsize) for ty in tiles if isinstance(ty, TileType)))

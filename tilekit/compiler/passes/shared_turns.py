@@ -4,12 +4,13 @@
         acc = tk.zeros(...)                          acc = tk.zeros(...)
         for ta, tb in row, column:                   for ta, tb in row[first:last], column[first:last]:
             acc = tk.mma(ta, tb, acc)                    acc = tk.mma(ta, tb, acc)
-        out.store(acc, tile)                         acc = tilekit__sum_of_blocks(0, 4, acc)
-                                                     if tilekit__place(4) == 0:
-                                                         out.store(acc, tile)
+        out.store(acc, tile)                         acc = tilekit__sum_of_blocks(0, 4, 4, acc)
+                                                     tilekit__store_piece(out, acc, tile, tilekit__place(4), 4)
 
-The sums come to the first block, in the order of the blocks, so that the result is the same in every run; it does what is left.
-The language lets sums of products be taken in parts.
+Each block gets a piece of the sums, some columns, and does what is left of the tile for these (`pieces`): what they send each
+other, and what they store, goes on in all of them at the same time. Where that takes whole tiles, the first block gets all, and
+does it. Sums are added up in the order of the blocks behind each block's own, so that the result is the same in every run. The
+language lets sums of products be taken in parts.
 
 Legal where the loop stands in one over the tiles of a mapped partition that has several blocks for each, where nothing before it
 has an effect, and its turns do nothing but multiply tiles of its streams, and add that to sums of 32 bits that begin with zeros;
@@ -29,6 +30,7 @@ from tilekit.compiler.ir.products import product_of
 from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.ir.types import ScalarType, TensorType, TileType, sampling
 from tilekit.compiler.passes.factors import is_view
+from tilekit.compiler.passes.pieces import LEAST_COLUMNS, in_pieces
 from tilekit.lang import calculation, create, memory
 
 __all__ = ["SHARED_TURNS", "share_turns"]
@@ -58,7 +60,6 @@ def share_turns(kernel: Region) -> int:
         if reason is not None:
             remark(loop.location, SHARED_TURNS, reason, done=False)
             continue
-        remark(loop.location, SHARED_TURNS, f"{blocks} blocks share its turns")
         visit.operands[0] = _everybody(kernel, tiles)
         with sampling():
             body.operations = _shared(loop, body, blocks, count, defined)
@@ -152,17 +153,38 @@ def _shared(loop: Operation, body: Region, blocks: int, first: int, defined: Map
     end = new.call(min, new.emit("binary", [begin, share], "+"), turns)
     rows = [_part(row, begin, end, new, defined) for row in _streams(loop)]
     loop.operands[: len(rows)] = rows
-    sums = [Value(result.name, result.type) for result in loop.results]
+    pieces = _count_of_pieces(loop, blocks)
+    sums = _sums(loop, pieces)
+    rest = in_pieces(behind, sums, body.parameters[0], place, pieces, loop.location) if pieces > 1 else None
+    if rest is None:
+        pieces, sums = 1, _sums(loop, 1)
+        whole = Region([], behind)
+        whole.replace(dict(sums))
+        rest = whole.operations
     added = [
-        _call(loop, intrinsics.sum_of_blocks, [Constant(first + n), Constant(blocks), result], total)
-        for n, (result, total) in enumerate(zip(loop.results, sums, strict=True))
+        _call(loop, intrinsics.sum_of_blocks, [Constant(first + n), Constant(blocks), Constant(pieces), result], total)
+        for n, (result, total) in enumerate(sums.items())
     ]
-    rest = Region([], behind)
-    rest.replace(dict(zip(loop.results, sums, strict=True)))
-    is_first = Value("t", ScalarType(bool))
-    compare = Operation("compare", [place, Constant(0)], loop.location, "==", results=[is_first])
-    branch = Operation("if", [is_first], loop.location, regions=[rest, Region()])
-    return [*before, *new.operations, loop, *added, compare, branch]
+    follows = f"and {pieces} have pieces of what follows" if pieces > 1 else "and the first does what follows for the whole tile"
+    remark(loop.location, SHARED_TURNS, f"{blocks} blocks share its turns, {follows}")
+    if pieces < blocks:
+        has_one = Value("t", ScalarType(bool))
+        compare = Operation("compare", [place, Constant(pieces)], loop.location, "<", results=[has_one])
+        rest = [compare, Operation("if", [has_one], loop.location, regions=[Region([], rest), Region()])]
+    return [*before, *new.operations, loop, *added, *rest]
+
+
+def _count_of_pieces(loop: Operation, blocks: int) -> int:
+    """Into how many pieces the sums of a loop are cut at most, a power of two."""
+    columns = min(result.type.shape[-1] for result in loop.results if isinstance(result.type, TileType))
+    return 1 << max(1, min(blocks, columns // LEAST_COLUMNS)).bit_length() - 1
+
+
+def _sums(loop: Operation, pieces: int) -> dict[Value, Value]:
+    """For each result of a loop the piece of its sum over the blocks."""
+    types = [result.type for result in loop.results if isinstance(result.type, TileType)]
+    cut = [TileType(ty.dtype, (*ty.shape[:-1], ty.shape[-1] // pieces)) for ty in types]
+    return {result: Value(result.name, ty) for result, ty in zip(loop.results, cut, strict=True)}
 
 
 def _part(row: Operand, begin: Value, end: Value, new: Insertion, defined: Mapping[Value, Operation]) -> Value:
