@@ -773,8 +773,8 @@ def of_blocks(how=None, warps=4):
                 tk.store(d, (i, j), tk.zeros((64, 64), tk.float32))
             start = 1.0 if how == "start" else 0.0
             acc = tk.full((64, 64), 1.0, tk.float32) if how == "start" else tk.zeros(c.tile_shape, tk.float32)
-            rows = a.tiles((c.tile_shape[0], 64))[i, 1:] if how == "part" else a.tiles((c.tile_shape[0], 64))[i, :]
-            columns = b.tiles((64, c.tile_shape[1]))[1:, j] if how == "part" else b.tiles((64, c.tile_shape[1]))[:, j]
+            rows = a.tiles((c.tile_shape[0], 64))[i, j:] if how == "part" else a.tiles((c.tile_shape[0], 64))[i, 1:]
+            columns = b.tiles((64, c.tile_shape[1]))[j:, j] if how == "part" else b.tiles((64, c.tile_shape[1]))[1:9, j]
             for x, y in tk.pipelined(rows, columns):
                 acc = tk.mma(x, y, acc)
                 if how == "more":
@@ -801,7 +801,12 @@ SHARED = [
     ),
     Row("the kernel writes, or reads from others, before it", None, {"how": "written"}, {}),
     Row("its sums begin with something else than zeros", None, {"how": "start"}, {}),
-    Row("its streams are no whole rows of tiles", None, {"how": "part"}, {}),
+    Row(
+        "its streams are no rows of tiles, one after the other, from one on that is known when the kernel is compiled",
+        None,
+        {"how": "part"},
+        {},
+    ),
     Row("its turns do more than multiply tiles of its streams and add up 32 bits", None, {"how": "more"}, {}),
     Row("its turns do more than multiply tiles of its streams and add up 32 bits", None, {"how": "stores"}, {}),
 ]

@@ -41,7 +41,7 @@ SHARED_TURNS = "split-K in a cluster"
 _SUM_BYTES = 4  # of an element: what is sent to another block's memory at once is 16 bytes
 _NOT_FROM_ZERO = "its sums begin with something else than zeros"
 _NOT_PRODUCTS = "its turns do more than multiply tiles of its streams and add up 32 bits"
-_NOT_WHOLE = "its streams are no whole rows of tiles"
+_UNKNOWN = "its streams are no rows of tiles, one after the other, from one on that is known when the kernel is compiled"
 _EARLIER = "the kernel writes, or reads from others, before it"
 _APART = "the kernel returns early, or asks for the number of its block: blocks that share a tile may differ"
 
@@ -87,8 +87,8 @@ def _refusal(loop: Operation, body: Region, defined: Mapping[Value, Operation]) 
     before = body.operations[: body.operations.index(loop)]
     if any(effects(operation) - {READS} for operation in before):
         return _EARLIER
-    if any(_length(row, defined) is None for row in _streams(loop)):
-        return _NOT_WHOLE
+    if any(_stretch(row, defined) is None for row in _streams(loop)):
+        return _UNKNOWN
     (turn,) = loop.regions
     products = [operation for operation in turn.operations if not is_view(operation)]
     if turn.exit != "yield" or not products or [one.results for one in products] != [[total] for total in turn.operands]:
@@ -117,18 +117,31 @@ def _is_zeros(operand: Operand, defined: Mapping[Value, Operation]) -> bool:
     return maker is not None and maker.kind == "call" and maker.what.value is create.zeros
 
 
-def _length(row: Operand, defined: Mapping[Value, Operation]) -> int | None:
-    """The place of `:` in the index of a stream that is a whole row of tiles; None of any other."""
+def _stretch(row: Operand, defined: Mapping[Value, Operation]) -> tuple[int, int] | None:
+    """Of a stream that is a row of tiles from one on that is known: which part of its index says so, and that tile."""
     item = defined.get(row) if isinstance(row, Value) else None
     if item is None or item.kind != "item":
         return None
     index = item.operands[1]
     parts = index.parts if isinstance(index, Group) else (index,)
-    open_ended = [at for at, part in enumerate(parts) if part == Constant(slice(None)) or part == _ALL]
-    return open_ended[0] if len(open_ended) == 1 and not any(isinstance(p, Section) and p != _ALL for p in parts) else None
+    cut = [(at, _section(part)) for at, part in enumerate(parts)]
+    if sum(section is not None for _, section in cut) != 1:
+        return None
+    at, section = next((at, section) for at, section in cut if section is not None)
+    start = 0 if section.start == Constant(None) else _number(section.start)
+    return None if start is None or start < 0 or section.step != Constant(None) else (at, start)
 
 
-_ALL = Section(Constant(None), Constant(None), Constant(None))
+def _section(part: Operand) -> Section | None:
+    """A part of an index that is a slice."""
+    if isinstance(part, Constant) and isinstance(part.value, slice):
+        return Section(Constant(part.value.start), Constant(part.value.stop), Constant(part.value.step))
+    return part if isinstance(part, Section) else None
+
+
+def _number(operand: Operand) -> int | None:
+    """An int that is known when the kernel is compiled."""
+    return operand.value if isinstance(operand, Constant) and type(operand.value) is int else None
 
 
 def _everybody(kernel: Region, tiles: Operation) -> Value:
@@ -188,12 +201,12 @@ def _sums(loop: Operation, pieces: int) -> dict[Value, Value]:
 
 
 def _part(row: Operand, begin: Value, end: Value, new: Insertion, defined: Mapping[Value, Operation]) -> Value:
-    """The tiles of a whole row from one to another."""
-    assert isinstance(row, Value), "`_refusal` has looked at it"
-    grid, index = defined[row].operands
-    along = _length(row, defined)
+    """The tiles of a row from one to another."""
+    stretch = _stretch(row, defined)
+    assert isinstance(row, Value) and stretch is not None, "`_refusal` has looked at it"
+    (at, first), (grid, index) = stretch, defined[row].operands
     parts = list(index.parts) if isinstance(index, Group) else [index]
-    parts[along or 0] = Section(begin, end, Constant(None))
+    parts[at] = Section(new.plus(begin, first), new.plus(end, first), Constant(None))
     return new.emit("item", [grid, Group(tuple(parts)) if len(parts) > 1 else parts[0]])
 
 

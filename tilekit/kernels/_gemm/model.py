@@ -2,9 +2,10 @@
 
 In clocks: the tensor cores multiply and add so many elements, and wait so long in each step; so many bytes come from the L2 cache
 to each multiprocessor, whether it asks for them or another block of its cluster, and to all of them; and so many from memory.
-These go on at the same time, and delay each other the more, the more alike they are (the norm of order 4); what comes before and
-after the loop is not hidden. The numbers are an H200's: fitted to 220 random products with all tiles and numbers of parts, to 26
-of which one side is short, and to 330 with many ways; the choices are 1.6, 4.4 and 1.7 to 4.5 % slower than the best.
+These go on at the same time, and delay each other the more, the more alike they are, and the fewer stages lie between them (a
+norm, of higher order with more of these); what comes before and after the loop is not hidden. The numbers are an H200's: fitted
+to 220 random products with all tiles and numbers of parts, to 26 of which one side is short, and to 390 with many ways; the choices
+are 1.5, 4 and 2.3 to 3.3 % slower than the best.
 """
 
 from __future__ import annotations
@@ -23,38 +24,43 @@ STAGED_BYTES = 128  # along K: what one swizzle covers
 ACCESS = 16  # bytes that a thread stores at once
 MOST_SPLITS = 64
 LARGE = 128 * 128  # elements of a tile
-# Of a multiprocessor, in a clock: products of elements, by the bytes that each has. What else a step along K costs those that do
-# it at the same time, in clocks and by its products: waiting for the tiles, and saying that they were read.
-_PRODUCTS, _WAITING, _ASKING = 4360, 90, 0.55
+# Of a multiprocessor, in a clock: products of elements, by the bytes that each has. A step along K takes so many clocks at least,
+# waiting for the tiles, and saying that they were read.
+_PRODUCTS, _WAITING = 3900, 70
 # Clocks for which a tile is on its way, as others are of the stages of a block: 4, or up to 8 where it is alone on a
 # multiprocessor, of so many bytes together (see `compiler.nvidia.multibuffer`).
-_COMING, _STAGES, _STAGES_ALONE, _ROOM = 570, 4, 8, 224 << 10
+_COMING, _STAGES, _STAGES_ALONE, _ROOM = 1100, 4, 8, 224 << 10
+# The order of the norm, and how fast it grows with the stages beyond four.
+_ORDER, _DEEPER = 4.1, 0.35
+_HELD = 1.5
 # Bytes that a multiprocessor asks the L2 cache for in a clock, and those that come to it, also for what another one has asked
 # for; and bytes to all of them, fewer where rows lie across its lines.
-_FETCHED, _ARRIVING, _CACHED, _ACROSS = 74, 59, 8500, 6000
+_FETCHED, _ARRIVING, _CACHED, _ACROSS = 83, 62, 10500, 5400
 # So many times as much where rows of 128 bytes are parts of two lines each, of operands across K, and of others: 744 x 256 x
 # 2480 takes 8.4 us with `a` along K, and 11 with its transpose, or 8.6 where two blocks load that; 1000 x 1000 x 1000 9.8, and
 # 8.2 where two do.
-_TWO_LINES, _SHIFTED = 1.95, 1.42
+_TWO_LINES, _SHIFTED = 1.85, 1.55
 # For each column of a tile of `b` that is turned over in a step, which the next product waits for.
 _TURNING = 1.7
 # Rows that a tile has beyond a matrix are zeros, and take longer: with tiles of 128 x 128, 256 x 8192 x 8192 takes 50 us, and
 # with 224, 194, 160, 129 rows 51, 73, 83, 93.
-_BEYOND = 1500
+_BEYOND = 1550
 # The same where short sums of 8-bit floats are added up: by one warpgroup, and by several, of which another multiplies meanwhile.
-_SUMMING_WAITS, _SUMMING, _SUMMING_TOGETHER = 150, 1.4, 1.1
+_SUMMING_WAITS, _SUMMING, _SUMMING_TOGETHER = 90, 1.9, 1.15
 # Clocks before the first tile has come and after the last, with `_STORED` elements of the result written in one; fewer by the
 # factors of a transpose, whose rows lie across what a warp has: the last if no access of 16 bytes fits them.
-_LATENCY, _STORED, _TURNED, _TURNED_ODD = 2000, 8.5, 1.35, 1.7
+_LATENCY, _STORED, _TURNED, _TURNED_ODD = 2800, 8.0, 1.15, 1.9
 # What is stored of a line of the cache at each end of a row of a tile, where rows begin anywhere in one: so much of a line.
-_PART = 0.4
-# Of a GPU: bytes a clock from memory or to it, or of what is still in the L2 cache; and clocks from the end of one kernel to the
-# work of the next.
-_MEMORY, _NEAR, _NEXT = 2450, 4450, 6400
+_PART = 0.65
+# Of a GPU: bytes a clock from memory or to it; and clocks from the end of one kernel to the work of the next. Bytes a clock of
+# operands that are still in the L2 cache, which has two halves: what several blocks load comes to both. (128 x 4096 x 4096 takes
+# 9.1 us with tiles of 128 x 64, and 11.9 with 64 x 128, which load the larger operand twice.) Of so many bytes all are, and of so
+# many none.
+_MEMORY, _NEXT, _NEAR, _STAYS, _GONE = 2460, 5500, 3750, 48 << 20, 56 << 20
 # Of tiles next to each other, which are stored one after the other: the clocks in which a block finds out which the next ones
 # are, and its warps wait for each other before they store, what short sums do not hide.
 # (Without these, 12088 x 304 x 8 in three turns would take 4.7 us, and took 9; 11336 x 1904 x 24 in seven 15.9, and took 21.2.)
-_BETWEEN = 1200
+_BETWEEN = 1100
 # Tiles for operands in stages of shared memory: rows, columns, warps. Each warpgroup has 64 rows, or more.
 _STAGED = ((128, 256, 8), (128, 128, 8), (64, 256, 4), (64, 128, 4), (128, 64, 8), (64, 64, 4), (64, 32, 4))
 _TURNED_OVER = ((256, 128, 8),)  # where columns cost more
@@ -63,14 +69,15 @@ _WIDEST_SUMMED = 208  # columns whose sums, and short ones of 8-bit floats, fit 
 # 2.96 with 128 x 256; 976 x 14664 x 13488 546 us with 256 x 160, and 583. Their sums take so many of a thread's registers that
 # they are stored as they are, 16 bytes at a time; and they are not split. Products of those that have more elements than others
 # take so much longer for each.
-_TALL_ROWS, _TALL_COLUMNS, _WIDEST, _SPLIT, _TALL = 256, 144, 192, 128 * 256, 1.05
+_TALL_ROWS, _TALL_COLUMNS, _WIDEST, _SPLIT, _TALL = 256, 144, 192, 128 * 256, 1.03
 # Tiles of up to so many columns (of few rows the transpose is taken, see `products`): rows and warps, and the most bytes of a
 # stage, of which long ones have more along K. Of an eighth of these, zeros may come for what is beyond the end of K.
 FEW_ROWS = 32
 _LEAST_COLUMNS, _FEW_TILES, _STAGE, _MOST_DEPTH, _LINE = 16, ((64, 4), (128, 8), (256, 8)), 32 << 10, 512, 128
-# Blocks that share the turns of a tile, in a cluster: the bytes of sums that come to the first of them in a clock. So much of the
-# multiprocessors has room for clusters of two, of three, ...
-_SENT, _PLACES = 24, {2: 1.0, 3: 0.95, 4: 0.8, 6: 0.8, 8: 0.8}
+# Blocks that share the turns of a tile, in a cluster, get a piece of its columns each, of so many at least, and the others' sums
+# of that: so many bytes in a clock, or more where the first gets all. So many of the multiprocessors have room for clusters of
+# two, of three, ...
+_LEAST_PIECE, _SENT, _GATHERED, _PLACES = 8, 12.5, 40, {2: 1.0, 3: 0.88, 4: 0.9, 6: 0.77, 8: 0.9}
 # With tiles of so many bytes for each element of a large one beside it, its accumulator does not fit the registers.
 _BESIDE = 4
 # Blocks next to each other, or one below the other, that load a tile once for all of them. Of large tiles, two do if they visit
@@ -84,7 +91,7 @@ _EIGHTH, _FROM_MEMORY = 8, 32 << 20
 # Also where they load less by it of an operand that is `ragged`; then pairs of blocks that stay, too, and of those whose tiles
 # have other columns than powers of two: 13 x 1800 x 272 x 14232 takes 376 us, and 483 without; where lines are whole, pairs of
 # these gain nothing (224 x 10240 x 8192: 62 us, and 61). Blocks of a cluster begin and end together, in so many clocks.
-_PAIRS, _TOGETHER, _MEETING, _FITTING = ((2, 1), (1, 2)), 1.02, 1160, 0.85
+_PAIRS, _TOGETHER, _MEETING, _FITTING = ((2, 1), (1, 2)), 1.02, 900, 0.85
 _CLUSTERS = (*_PAIRS, (4, 1), (1, 4), (2, 2))
 
 
@@ -174,8 +181,8 @@ def cheapest(product: Product, splits: int | str | None = None, abreast: tuple[i
             ways = ways if stream is None else [stream]
         every = [Way(bm, bn, warps, parts, depth=depth) for parts in ways]
         every += [way._replace(cluster=cluster) for way in every for cluster in _clusters_of(product, (bm, bn, warps), way.parts)]
-        if not odd:
-            every += [every[0]._replace(sharing=blocks) for blocks in _sharing(product, every[0]) if splits is None]
+        if splits is None and not whole:
+            every += [every[0]._replace(sharing=blocks) for blocks in _sharing(product, every[0])]
         for way in every:
             taken = clocks(product, way)
             if taken < best:
@@ -207,7 +214,7 @@ def _depth(nbytes: int, most: int) -> int:
 
 
 def _sharing(product: Product, way: Way) -> list[int]:
-    """How many blocks may share the turns of each tile: all have one at the same time, and the first has room for their sums."""
+    """How many blocks may share the turns of each tile: all have one at the same time, and room for the others' sums."""
     batch, m, n, k = product.shape
     tiles = max(1, batch * -(-m // way.rows) * -(-n // way.columns))
     turns, stage = -(-k * product.itemsize // way.depth), (way.rows + way.columns) * way.depth
@@ -221,9 +228,15 @@ def _sharing(product: Product, way: Way) -> list[int]:
     ]
 
 
+def _pieces(way: Way) -> int:
+    """How many of the blocks that share a tile get a piece of it: a power of two; the first gets all of several tiles abreast."""
+    pieces = 1 if columns_of(way.columns) else max(1, min(way.sharing, way.columns // _LEAST_PIECE))
+    return 1 << pieces.bit_length() - 1
+
+
 def _received(way: Way) -> int:
-    """The bytes that the first of blocks that share a tile gets from the others."""
-    return 4 * way.rows * way.columns * (way.sharing - 1)
+    """The bytes that each of them gets from the others."""
+    return 4 * way.rows * way.columns // _pieces(way) * (way.sharing - 1)
 
 
 def _clusters_of(product: Product, tile: tuple[int, int, int], parts: int | StreamK) -> list[tuple[int, int]]:
@@ -286,14 +299,14 @@ def clocks(product: Product, way: Way) -> float:
         if ragged
     )
     stages = max(2, min(_STAGES_ALONE if alone else _STAGES, (_ROOM - _received(way)) // ((bm + room) * depth)))
-    waiting = (_WAITING + _COMING / (stages - 1)) / deep
+    waiting = (_WAITING + _COMING / max(1, stages - _HELD)) / deep
 
     def step(blocks: int) -> float:
         """Of the blocks of a multiprocessor."""
         if product.summed:
             return _SUMMING_WAITS + (_SUMMING if blocks * warps <= 4 else _SUMMING_TOGETHER) * blocks * products
         over = _TURNING * bn if product.over else 0
-        return max(blocks * (products + over), waiting + _ASKING * blocks * products)
+        return max(blocks * (products + over), waiting)
 
     def turns_of(pieces: int) -> tuple[int, float]:
         """How many of these a multiprocessor has, and the clocks of a step in all of its turns."""
@@ -311,16 +324,20 @@ def clocks(product: Product, way: Way) -> float:
         stored, whole = turns_of(tiles * parts * sharing)
         loop, mine, every = whole * share, stored * share, tiles * parts * sharing * share
         after = _NEXT + 8 * batch * m * n * parts / _MEMORY if parts > 1 else 0  # they are written, and read
-        after += _received(way) / _SENT
+        after += _received(way) / (_SENT if _pieces(way) > 1 else _GATHERED)
     # Of few rows, those of the other operand that lie across lines of the cache are read the better the longer they are.
     longer = 1 + _LINE / (bm * product.itemsize) if product.ragged[0] and product.across[0] and n <= FEW_ROWS else 1
-    operands = product.itemsize * batch * (m * k * longer + k * n) / (_NEAR if _cached(product) else _MEMORY)
+    of_a, of_b = (batch * k * extent * product.itemsize for extent in (m * longer, n))
+    stays = min(1.0, max(0.0, (_GONE - of_a - of_b) / (_GONE - _STAYS)))
+    memory = (1 - stays) * (of_a + of_b) / _MEMORY
+    near = (of_a * min(2, across / beside) + of_b * min(2, down / below)) / _NEAR
     more = max(0, (across - 1) * bn + room - n)  # columns that are loaded beyond the operand
     beyond = batch * steps * STAGED_BYTES * ((down * bm - m) * across / beside + more * down / below)
     cached = (every * fetched - beyond) / (_CACHED if product.lines else _ACROSS) + beyond / _BEYOND
     fetching = mine * STAGED_BYTES * max((mine_of_a + mine_of_b + again) / _FETCHED, (high + wide) / _ARRIVING)
-    hidden = math.hypot(*(one**2 for one in (loop, fetching, cached, operands))) ** 0.5
-    storing = stored * bm * bn / _STORED
+    order = _ORDER * (stages / _STAGES) ** _DEEPER
+    hidden = sum(one**order for one in (loop, fetching, cached, memory, near)) ** (1 / order)
+    storing = stored * bm * bn / _pieces(way) / _STORED
     if product.turned:
         storing *= _TURNED if product.begins >= ACCESS else _TURNED_ODD
     if product.begins < _LINE:

@@ -104,7 +104,9 @@ class Schedule(NamedTuple):
         rows, columns = (-(-size // side) for size, side in zip(tensor.shape[-2:], (self.rows, self.columns), strict=True))
         places = new(Spec((math.prod(tensor.shape[:-2]), rows, columns), dtypes.uint8))
         cluster = None if self.cluster is None else (1, *self.cluster)
-        return places.partition((1, 1, 1)).map(group=(1, _GROUP, 1), num_blocks=self.blocks, cluster=cluster)
+        return places.partition((1, 1, 1)).map(
+            group=(1, _GROUP, 1), num_blocks=self.blocks, cluster=cluster, blocks_per_tile=self.sharing
+        )
 
 
 def sum_dtype(name: str, a: Any, b: Any, precision: str) -> Any:
