@@ -61,7 +61,7 @@ def test_the_model_agrees_with_what_was_measured(monkeypatch):
     assert len(behind) == 220
     assert geometric_mean(behind) <= 1.025
     assert max(behind) <= 1.35
-    assert median(off) <= 0.16
+    assert median(off) <= 0.22
 
 
 def test_the_model_agrees_with_what_was_measured_of_few_rows():
@@ -72,9 +72,12 @@ def test_the_model_agrees_with_what_was_measured_of_few_rows():
     assert median(off) <= 0.09
 
 
-@pytest.mark.parametrize(("file", "count", "mean"), [("ways-h200.json", 139, 1.05), ("tall-h200.json", 104, 1.05)])
+@pytest.mark.parametrize(
+    ("file", "count", "mean"), [("ways-h200.json", 137, 1.04), ("tall-h200.json", 104, 1.04), ("shared-h200.json", 276, 1.035)]
+)
 def test_the_model_agrees_with_what_was_measured_of_all_ways(file, count, mean):
-    """Of products drawn for sweeps, and their transposes: also clusters, blocks that share a tile, and tall tiles."""
+    """Of products drawn for sweeps, and of Llama 3's layers, and their transposes: also clusters, blocks that share a tile, and tall
+    tiles."""
     behind = []
     for product in measured(file):
         taken, said = {}, {}
@@ -171,7 +174,7 @@ def test_clusters_spare_what_lies_across_lines_of_the_cache():
     ("shape", "layout", "dtype", "tile", "blocks"),
     [
         # The best of many tiles and numbers of blocks on an H200, or within 5 % of it.
-        ((256, 128, 2048), "TN", tk.float16, (64, 32), 4),  # 3.6 us, in one block a tile 6.2
+        ((256, 128, 2048), "TN", tk.float16, (64, 64), 8),  # 3.2 us, in one block a tile 6.2
         ((512, 1024, 8192), "NT", tk.float8_e4m3fn, (128, 64), 2),  # 11.9, was 19.9
         ((64, 4096, 16384), "TN", tk.bfloat16, (64, 64), 2),  # 34.5, was 40.2
         ((5688, 24, 8368), "TN", tk.float16, (256, 32), 4),  # 28.9, and by three 28.2; was 43.7
@@ -303,7 +306,7 @@ def test_blocks_with_one_tile_each_load_the_larger_operand_together():
     assert model._clusters_of(of(4096, 4096, 4096), (128, 128, 8), 1) == [], "blocks visit several"
     assert model._clusters_of(of(75, 10240, 8192, clusters=False), (128, 128, 8), 1) == []
     together = model.clocks(few, model.Way(128, 128, 8, 1, (1, 4)))
-    assert together < 0.95 * model.clocks(few, model.Way(128, 128, 8))
+    assert together < model.clocks(few, model.Way(128, 128, 8))
 
 
 def test_blocks_that_spare_nothing_together_have_no_clusters():
@@ -479,9 +482,9 @@ def test_clusters_are_as_the_schedule_says():
     chosen = schedules.schedule_of(
         of(75, 14336, 8192), staged=True, copied=False, even=True, cpu=False, tf32=False, tile=None, num_warps=None, splits=None
     )
-    assert chosen.cluster == (1, 4)
-    assert chosen.mapped(api.meta((75, 14336), tk.bfloat16)).cluster == (1, 4)
-    assert chosen.mapped(api.meta((3, 75, 14336), tk.bfloat16)).cluster == (1, 1, 4)
+    assert chosen.cluster == (1, 2)
+    assert chosen.mapped(api.meta((75, 14336), tk.bfloat16)).cluster == (1, 2)
+    assert chosen.mapped(api.meta((3, 75, 14336), tk.bfloat16)).cluster == (1, 1, 2)
 
 
 def test_blocks_that_are_alone_have_all_stages():

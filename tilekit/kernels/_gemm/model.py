@@ -4,8 +4,8 @@ In clocks: the tensor cores multiply and add so many elements, and wait so long 
 to each multiprocessor, whether it asks for them or another block of its cluster, and to all of them; and so many from memory.
 These go on at the same time, and delay each other the more, the more alike they are, and the fewer stages lie between them (a
 norm, of higher order with more of these); what comes before and after the loop is not hidden. The numbers are an H200's: fitted
-to 220 random products with all tiles and numbers of parts, to 26 of which one side is short, and to 390 with many ways; the choices
-are 1.5, 4 and 2.3 to 3.3 % slower than the best.
+to 220 random products with all tiles and numbers of parts, to 26 of which one side is short, and to 515 with many ways; the
+choices are 1.9, 4 and 2.3 to 3.3 % slower than the best.
 """
 
 from __future__ import annotations
@@ -26,58 +26,58 @@ MOST_SPLITS = 64
 LARGE = 128 * 128  # elements of a tile
 # Of a multiprocessor, in a clock: products of elements, by the bytes that each has. A step along K takes so many clocks at least,
 # waiting for the tiles, and saying that they were read.
-_PRODUCTS, _WAITING = 3900, 70
-# Clocks for which a tile is on its way, as others are of the stages of a block: 4, or up to 8 where it is alone on a
-# multiprocessor, of so many bytes together (see `compiler.nvidia.multibuffer`).
-_COMING, _STAGES, _STAGES_ALONE, _ROOM = 1100, 4, 8, 224 << 10
+_PRODUCTS, _WAITING = 4200, 50
+# Clocks for which a tile is on its way, as others are of the stages of a block, of which some are being read: 4, or up to 8 where
+# it is alone on a multiprocessor, of so many bytes together (see `compiler.nvidia.multibuffer`).
+_COMING, _HELD, _STAGES, _STAGES_ALONE, _ROOM = 1000, 2, 4, 8, 224 << 10
 # The order of the norm, and how fast it grows with the stages beyond four.
-_ORDER, _DEEPER = 4.1, 0.35
-_HELD = 1.5
+_ORDER, _DEEPER = 4.25, 0.3
 # Bytes that a multiprocessor asks the L2 cache for in a clock, and those that come to it, also for what another one has asked
 # for; and bytes to all of them, fewer where rows lie across its lines.
-_FETCHED, _ARRIVING, _CACHED, _ACROSS = 83, 62, 10500, 5400
+_FETCHED, _ARRIVING, _CACHED, _ACROSS = 83, 62, 9240, 5200
 # So many times as much where rows of 128 bytes are parts of two lines each, of operands across K, and of others: 744 x 256 x
 # 2480 takes 8.4 us with `a` along K, and 11 with its transpose, or 8.6 where two blocks load that; 1000 x 1000 x 1000 9.8, and
 # 8.2 where two do.
-_TWO_LINES, _SHIFTED = 1.85, 1.55
+_TWO_LINES, _SHIFTED = 1.85, 1.45
 # For each column of a tile of `b` that is turned over in a step, which the next product waits for.
-_TURNING = 1.7
+_TURNING = 1.95
 # Rows that a tile has beyond a matrix are zeros, and take longer: with tiles of 128 x 128, 256 x 8192 x 8192 takes 50 us, and
 # with 224, 194, 160, 129 rows 51, 73, 83, 93.
 _BEYOND = 1550
 # The same where short sums of 8-bit floats are added up: by one warpgroup, and by several, of which another multiplies meanwhile.
-_SUMMING_WAITS, _SUMMING, _SUMMING_TOGETHER = 90, 1.9, 1.15
+_SUMMING_WAITS, _SUMMING, _SUMMING_TOGETHER = 105, 1.95, 1.24
 # Clocks before the first tile has come and after the last, with `_STORED` elements of the result written in one; fewer by the
 # factors of a transpose, whose rows lie across what a warp has: the last if no access of 16 bytes fits them.
-_LATENCY, _STORED, _TURNED, _TURNED_ODD = 2800, 8.0, 1.15, 1.9
+_LATENCY, _STORED, _TURNED, _TURNED_ODD = 2400, 7.3, 1.2, 2.5
 # What is stored of a line of the cache at each end of a row of a tile, where rows begin anywhere in one: so much of a line.
-_PART = 0.65
-# Of a GPU: bytes a clock from memory or to it; and clocks from the end of one kernel to the work of the next. Bytes a clock of
-# operands that are still in the L2 cache, which has two halves: what several blocks load comes to both. (128 x 4096 x 4096 takes
-# 9.1 us with tiles of 128 x 64, and 11.9 with 64 x 128, which load the larger operand twice.) Of so many bytes all are, and of so
-# many none.
-_MEMORY, _NEXT, _NEAR, _STAYS, _GONE = 2460, 5500, 3750, 48 << 20, 56 << 20
+_PART = 0.63
+# Of a GPU: bytes a clock from memory or to it, of operands that are not in the L2 cache; of so many bytes all are, and of so many
+# none. And clocks from the end of one kernel to the work of the next.
+_MEMORY, _STAYS, _GONE, _NEXT = 2360, 52 << 20, 56 << 20, 5500
+# Bytes a clock that an operand is read at from that cache, once for each block that loads it, but no more often than that: others
+# load it at the same time. (128 x 4096 x 4096 takes 9.1 us with tiles of 128 x 64, and 11.9 with 64 x 128, which load the larger
+# operand twice; 331 x 4096 x 4096 24.4 with 128 x 96 of the transpose, four times, and 19.1 with 64 x 176, twice.)
+_NEAR, _APART = 4500, 4
 # Of tiles next to each other, which are stored one after the other: the clocks in which a block finds out which the next ones
 # are, and its warps wait for each other before they store, what short sums do not hide.
 # (Without these, 12088 x 304 x 8 in three turns would take 4.7 us, and took 9; 11336 x 1904 x 24 in seven 15.9, and took 21.2.)
-_BETWEEN = 1100
+_BETWEEN = 1000
 # Tiles for operands in stages of shared memory: rows, columns, warps. Each warpgroup has 64 rows, or more.
 _STAGED = ((128, 256, 8), (128, 128, 8), (64, 256, 4), (64, 128, 4), (128, 64, 8), (64, 64, 4), (64, 32, 4))
-_TURNED_OVER = ((256, 128, 8),)  # where columns cost more
 _WIDEST_SUMMED = 208  # columns whose sums, and short ones of 8-bit floats, fit the registers
-# Tall tiles, with so many columns, load the least for what they multiply: 16384 x 8192 x 8192 takes 2.81 ms with 256 x 192, and
-# 2.96 with 128 x 256; 976 x 14664 x 13488 546 us with 256 x 160, and 583. Their sums take so many of a thread's registers that
-# they are stored as they are, 16 bytes at a time; and they are not split. Products of those that have more elements than others
-# take so much longer for each.
-_TALL_ROWS, _TALL_COLUMNS, _WIDEST, _SPLIT, _TALL = 256, 144, 192, 128 * 256, 1.03
+# Tall tiles load the least for what they multiply: 16384 x 8192 x 8192 takes 2.81 ms with 256 x 192, and 2.96 with 128 x 256;
+# 976 x 14664 x 13488 546 us with 256 x 160, and 583. The sums of those with more than so many columns take so many of a thread's
+# registers that they are stored as they are, 16 bytes at a time; those of more elements than others have are not split, and their
+# products take so much longer for each.
+_TALL_ROWS, _ANY_EPILOGUE, _WIDEST, _SPLIT, _TALL = 256, 128, 192, 128 * 256, 1.03
 # Tiles of up to so many columns (of few rows the transpose is taken, see `products`): rows and warps, and the most bytes of a
 # stage, of which long ones have more along K. Of an eighth of these, zeros may come for what is beyond the end of K.
 FEW_ROWS = 32
 _LEAST_COLUMNS, _FEW_TILES, _STAGE, _MOST_DEPTH, _LINE = 16, ((64, 4), (128, 8), (256, 8)), 32 << 10, 512, 128
-# Blocks that share the turns of a tile, in a cluster, get a piece of its columns each, of so many at least, and the others' sums
-# of that: so many bytes in a clock, or more where the first gets all. So many of the multiprocessors have room for clusters of
-# two, of three, ...
-_LEAST_PIECE, _SENT, _GATHERED, _PLACES = 8, 12.5, 40, {2: 1.0, 3: 0.88, 4: 0.9, 6: 0.77, 8: 0.9}
+# Blocks that share the turns of a tile, in a cluster, have so many stages at least. They get a piece of its columns each, of so
+# many, and the others' sums of that: so many bytes in a clock, or more where the first gets all. So many of the multiprocessors
+# have room for clusters of two, of three, ...
+_LEAST_STAGES, _LEAST_PIECE, _SENT, _GATHERED, _PLACES = 3, 8, 12, 50, {2: 1.0, 3: 0.88, 4: 0.9, 6: 0.77, 8: 0.9}
 # With tiles of so many bytes for each element of a large one beside it, its accumulator does not fit the registers.
 _BESIDE = 4
 # Blocks next to each other, or one below the other, that load a tile once for all of them. Of large tiles, two do if they visit
@@ -200,9 +200,10 @@ def _tiles(product: Product, abreast: tuple[int, ...]) -> list[tuple[int, int, i
     if product.summed:
         fitting = [columns for columns in fitting if columns <= _WIDEST_SUMMED]
     more = [(rows, columns, warps) for columns in fitting for rows, warps in ((128, 8), (64, 4))]
-    more += _TURNED_OVER if product.over else ()
-    if product.plain and product.begins >= ACCESS:
-        more += [(_TALL_ROWS, columns, 8) for columns in fitting if _TALL_COLUMNS <= columns <= _WIDEST]
+    widest = _WIDEST if product.plain and product.begins >= ACCESS else _ANY_EPILOGUE
+    abreast = () if product.beside else tuple(fitting)  # what is loaded beside these takes room from stages
+    powers = (64, 128) if product.over else (64,)  # 128 of the transpose are as good, unless it is columns that are turned over
+    more += [(_TALL_ROWS, columns, 8) for columns in (*powers, *abreast) if columns <= widest]
     return [(*tile, STAGED_BYTES) for tile in (*_STAGED, *more)]
 
 
@@ -224,7 +225,7 @@ def _sharing(product: Product, way: Way) -> list[int]:
         if product.clusters
         and tiles * blocks <= product.count * places
         and 2 * blocks <= turns
-        and _received(way._replace(sharing=blocks)) + 2 * stage <= _ROOM
+        and _received(way._replace(sharing=blocks)) + _LEAST_STAGES * stage <= _ROOM
     ]
 
 
@@ -330,7 +331,7 @@ def clocks(product: Product, way: Way) -> float:
     of_a, of_b = (batch * k * extent * product.itemsize for extent in (m * longer, n))
     stays = min(1.0, max(0.0, (_GONE - of_a - of_b) / (_GONE - _STAYS)))
     memory = (1 - stays) * (of_a + of_b) / _MEMORY
-    near = (of_a * min(2, across / beside) + of_b * min(2, down / below)) / _NEAR
+    near = (of_a * min(_APART, across / beside) + of_b * min(_APART, down / below)) / _NEAR
     more = max(0, (across - 1) * bn + room - n)  # columns that are loaded beyond the operand
     beyond = batch * steps * STAGED_BYTES * ((down * bm - m) * across / beside + more * down / below)
     cached = (every * fetched - beyond) / (_CACHED if product.lines else _ACROSS) + beyond / _BEYOND
