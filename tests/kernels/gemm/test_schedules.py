@@ -76,8 +76,7 @@ def test_the_model_agrees_with_what_was_measured_of_few_rows():
     ("file", "count", "mean"), [("ways-h200.json", 137, 1.04), ("tall-h200.json", 104, 1.04), ("shared-h200.json", 276, 1.035)]
 )
 def test_the_model_agrees_with_what_was_measured_of_all_ways(file, count, mean):
-    """Of products drawn for sweeps, and of Llama 3's layers, and their transposes: also clusters, blocks that share a tile, and tall
-    tiles."""
+    """Of products drawn for sweeps, of Llama 3's layers, and their transposes; with clusters, and blocks that share tiles."""
     behind = []
     for product in measured(file):
         taken, said = {}, {}
