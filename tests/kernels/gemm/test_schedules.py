@@ -599,3 +599,15 @@ def test_a_thread_of_exact_float32_reads_an_operand_for_eight_products(n, turned
     )
     assert found["FFMA"] >= 512
     assert found["FFMA"] >= 2.5 * read
+
+
+def test_what_is_added_to_transposes_of_a_batch_may_be_one_matrix():
+    op = kernels.gemm(
+        api.meta((5, 80, 240), tk.float8_e4m3fn), api.meta((176, 240), tk.float8_e4m3fn).T, api.meta((80, 176)), dtype=tk.float32
+    )
+    op.consumed()
+    (launch,) = op.parts()
+    assert launch.arguments[0].tensor.strides[-2:] == (1, 176), "it is the transposes that are stored"
+    along = [argument for argument in launch.arguments if type(argument) is tuple]
+    assert (0, 1, 1) in along, "where the matrix has the extents of the result"
+    assert (1, 1, 0) not in along

@@ -165,7 +165,7 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
         packing, plan = best_packing(a, b, plan, planned)
     schedule, turned, ahead = plan
     if turned:
-        added = added[::-1]
+        added = (*added[:-2], *added[:-3:-1])
     # Without fast tensor cores a product of small tiles takes so long that its operands come in time.
     at_once = not ahead and -(-k // schedule.depth) <= FEW_STEPS
     warp_specialize = False if (exact and not ahead) or a.dtype == dtypes.float64 or at_once else None
