@@ -13,10 +13,12 @@ ROWS, COLUMNS = 64, 128
 
 @tk.kernel
 def product(
-    out: tk.Out, other: tk.Out, a: tk.In, b: tk.In, c: tk.In, row: tk.In, column: tk.In, factor: float, how: tk.Const,
+    out: tk.InOut, other: tk.Out, a: tk.In, b: tk.In, c: tk.In, row: tk.In, column: tk.In, factor: float, how: tk.Const,
 ):  # fmt: skip
     for tile in out.tiles():
         i, j = tile.index
+        if how == "read before":
+            first = tk.sum(out.load(tile))
         acc = tk.zeros((ROWS, COLUMNS), tk.float32)
         for x, y in tk.pipelined(a.tiles((ROWS, 64))[i, :], b.tiles((64, COLUMNS))[:, j]):
             acc = tk.mma(x, y, acc)
@@ -44,6 +46,12 @@ def product(
             acc = tk.where(tk.arange(COLUMNS)[None, :] > i, acc, 0.0)
         elif how == "transposed":
             tk.store(other, (j, i), acc.transpose().astype(tk.float16))
+        elif how == "read before":
+            acc = acc + first
+        elif how == "read whole":
+            acc = acc + tk.sum(out.load(tile))
+        elif how == "perhaps the same memory":
+            acc = acc + tk.sum(tk.load(c, (i, j), (ROWS, COLUMNS)).astype(tk.float32))
         elif how == "branch":
             if i > 3:
                 acc = acc * 2.0
@@ -71,7 +79,20 @@ def test_blocks_have_columns_of_what_goes_by_columns(how):
     assert said.compiled.ptx.count("st.async") == 3 * 16 // 4
 
 
-@pytest.mark.parametrize("how", ["sum of rows", "mask", "columns counted", "transposed", "branch", "something else stored"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "sum of rows",
+        "mask",
+        "columns counted",
+        "transposed",
+        "branch",
+        "something else stored",
+        "read before",
+        "read whole",
+        "perhaps the same memory",
+    ],
+)
 def test_the_first_block_has_what_takes_whole_tiles(how):
     said = explained(how)
     assert "tilekit__sum_of_blocks(0, 4, 1, " in said.ir

@@ -5,7 +5,8 @@
     out.store(t, tile)                                       tilekit__store_piece(out, t, tile, rank, 4)
 
 Legal where nothing but the tile is stored, or what is made of it element by element: of other tiles in the same place that are
-loaded, of columns, of numbers. It goes to the tile that is visited, or to a tensor of which any tile may be written.
+loaded, of columns, of numbers. It goes to the tile that is visited, or to a tensor of which any tile may be written. Whole tiles
+are read by nobody, nor is anything but a piece of a tensor that is written: another block may have stored its own by then.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tilekit.compiler.ir.nodes import Constant, Group, Location, Operand, Operat
 from tilekit.compiler.ir.types import TensorType, TileType
 from tilekit.lang import memory, shape
 
-__all__ = ["LEAST_COLUMNS", "in_pieces"]
+__all__ = ["LEAST_COLUMNS", "in_pieces", "is_apart"]
 
 LEAST_COLUMNS = 8
 """Of a piece: threads of a product have two of eight neighbouring columns, and the same two of the next eight."""
@@ -90,7 +91,7 @@ class _Cut:
             self._make(operation)
         elif reads:
             self._store(operation)
-        elif effects(operation) <= {READS}:
+        elif is_apart(operation, self._columns):
             self.new.add([operation])
         else:
             raise _Whole
@@ -144,6 +145,16 @@ class _Cut:
         first = self.new.emit("binary", [column, Constant(self._count)], "*")
         piece = self.new.emit("binary", [first, self._rank], "+")
         return Group((*before, piece)) if isinstance(index, Group) else piece
+
+
+def is_apart(operation: Operation, columns: int) -> bool:
+    """Whether an operation writes nothing, and reads nothing that another block may write, which has a piece of the same tile of so
+    many columns: a tensor that is read alone, and no whole tile of it, since it may be the memory of one that is written."""
+    if not effects(operation):
+        return True
+    owner = operation.operands[0] if operation.operands else None
+    alone = isinstance(owner, Value) and isinstance(owner.type, TensorType) and owner.type.facts.role == "in"
+    return alone and effects(operation) == {READS} and all(_columns(result) != columns for result in operation.results)
 
 
 def _shape(value: Value) -> tuple[int, ...]:

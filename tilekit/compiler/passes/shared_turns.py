@@ -30,7 +30,7 @@ from tilekit.compiler.ir.products import product_of
 from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.ir.types import ScalarType, TensorType, TileType, sampling
 from tilekit.compiler.passes.factors import is_view
-from tilekit.compiler.passes.pieces import LEAST_COLUMNS, in_pieces
+from tilekit.compiler.passes.pieces import LEAST_COLUMNS, in_pieces, is_apart
 from tilekit.lang import calculation, create, memory
 
 __all__ = ["SHARED_TURNS", "share_turns"]
@@ -167,6 +167,9 @@ def _shared(loop: Operation, body: Region, blocks: int, first: int, defined: Map
     rows = [_part(row, begin, end, new, defined) for row in _streams(loop)]
     loop.operands[: len(rows)] = rows
     pieces = _count_of_pieces(loop, blocks)
+    columns = {result.type.shape[-1] for result in loop.results if isinstance(result.type, TileType)}
+    if not all(is_apart(operation, size) for operation in before for size in columns):
+        pieces = 1
     sums = _sums(loop, pieces)
     rest = in_pieces(behind, sums, body.parameters[0], place, pieces, loop.location) if pieces > 1 else None
     if rest is None:
