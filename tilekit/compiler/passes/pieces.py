@@ -148,8 +148,8 @@ class _Cut:
 
 
 def is_apart(operation: Operation, columns: int) -> bool:
-    """Whether an operation writes nothing, and reads nothing that another block with a piece of the same tile may write: it reads a
-    tensor that is read alone, and no whole tile of so many columns, since that may be the memory of one that is written."""
+    """Whether an operation writes nothing, and reads nothing that another block with a piece of the same tile may write: only a
+    tensor that is not written, and no whole tile of so many columns of it, since that may be the memory of one that is."""
     if not effects(operation):
         return True
     owner = operation.operands[0] if operation.operands else None
