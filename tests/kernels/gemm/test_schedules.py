@@ -13,6 +13,7 @@ import pytest
 
 import tilekit as tk
 from tilekit import api, dtypes, kernels
+from tilekit.compiler.passes import pieces
 from tilekit.kernels._gemm import exact, model, schedules
 from tilekit.kernels._gemm.stream_k import stream_k
 
@@ -611,3 +612,8 @@ def test_what_is_added_to_transposes_of_a_batch_may_be_one_matrix():
     along = [argument for argument in launch.arguments if type(argument) is tuple]
     assert (0, 1, 1) in along, "where the matrix has the extents of the result"
     assert (1, 1, 0) not in along
+
+
+def test_the_model_cuts_tiles_as_the_compiler_does():
+    assert pieces.LEAST_COLUMNS == model._LEAST_PIECE
+    assert [model._pieces(model.Way(64, columns, 4, sharing=6)) for columns in (128, 16, 96)] == [4, 2, 1]
