@@ -188,7 +188,9 @@ class CompiledKernel:
         fields = json.loads(header)
         split = fields.pop("ptx_bytes")
         fields["block"], fields["sites"] = tuple(fields["block"]), tuple(Site(*site) for site in fields["sites"])
-        fields["maps"] = tuple(TensorMap(at, dtype, tuple(box), tuple(order), s) for at, dtype, box, order, s in fields["maps"])
+        fields["maps"] = tuple(
+            TensorMap(at, dtype, tuple(box), tuple(order), *rest) for at, dtype, box, order, *rest in fields["maps"]
+        )
         return cls(ptx=rest[:split].decode(), cubin=rest[split:], **fields)
 
     @cached_property

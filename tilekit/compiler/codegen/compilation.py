@@ -111,6 +111,8 @@ class Pipelines:
         received: bytes of room for what other blocks of a cluster send, and `sums`: where that of each sum lies behind all rooms,
             and its size, as far as they were lowered.
         maps: the tensor maps that the kernel gets, as far as it was lowered.
+        coming: by ring, the tiles of a stage and how many bytes of a panel of each come, None for all (see `nvidia.fewer_rows`),
+            where there may be fewer rows than these have; as far as they were lowered.
         cluster: how many blocks load some tiles together; 1 if none do. `clusters`: of mapped partitions, by their names.
         early: whether launches may begin early (see `nvidia.early_starts`): its blocks stay, and visit the tiles of a partition.
         products: what warpgroups were asked for, and what was waited for, since the tiles of a turn were taken, as far as it was
@@ -157,6 +159,7 @@ class Pipelines:
         self.summed = False
         self.barriers: dict[int, int] = {}
         self.begun: list[tuple[Any, ir.Value]] = []
+        self.coming: dict[int, list[tuple[Any, ir.Value | None]]] = {}
         self.barrier_bytes = self.received = 0
         self.sums: list[tuple[int, int]] = []
         self.read: set[int] = set()

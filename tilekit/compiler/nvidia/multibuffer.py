@@ -11,6 +11,7 @@ each of them arrives at `full` when its copies have.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ from tilekit.compiler.codegen.types import i8, i32, i64, integer
 from tilekit.compiler.codegen.view_types import TileGridType
 from tilekit.compiler.frontend import intrinsics
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP
-from tilekit.compiler.nvidia import early_starts
+from tilekit.compiler.nvidia import early_starts, fewer_rows
 from tilekit.compiler.nvidia.staged import LEAST_ROWS, StagedType, span_of
 from tilekit.compiler.passes.rings import Unfit
 from tilekit.compiler.target import Target
@@ -281,12 +282,13 @@ def _turned(grid: TileGridType, summed: int, number: int) -> tuple[StagedType, W
 
 
 def _staged(
-    grid: types.Type, state: Pipelines, together: Together, number: int, summed: int, before: StagedType | None
+    grid: types.Type, state: Pipelines, together: Together, number: int, summed: int, before: StagedType | None, shrinks: bool
 ) -> tuple[StagedType, Way]:
     """How tiles of a grid lie in a stage, and how they come: to blocks `together`, if they can be divided into so many parts.
 
-    Threads read across the `summed` dimension, if it is not 0 (see `passes.summed`). A tile that follows one `before` goes on in
-    panels of the same width: a product by warpgroups takes as many columns of the last one as there are.
+    If it `shrinks`, no more of a tile comes than there is. Threads read across the `summed` dimension, if it is not 0 (see
+    `passes.summed`). A tile that follows one `before` goes on in panels of the same width: a product by warpgroups takes as many
+    columns of the last one as there are.
     """
     assert isinstance(grid, TileGridType), "the language takes no other streams"
     tensor, cut = grid.tensor, grid.cut
@@ -313,7 +315,7 @@ def _staged(
     if not vector and tile.nbytes % RING_ALIGNMENT:
         raise Unfit(f"tiles of {name} have {tile.nbytes} bytes, no multiple of {RING_ALIGNMENT}")
     for blocks in dict.fromkeys((together, Together())):
-        tensor_map = _map_of(grid, tile, state, blocks.parts)
+        tensor_map = _map_of(grid, tile, state, blocks.parts, shrinks=shrinks)
         if tensor_map is not None:
             if tensor_map not in state.maps:
                 state.maps.append(tensor_map)
@@ -327,7 +329,7 @@ def _staged(
     return tile, Way(None, min([ACCESS_BYTES, facts.align, *(stride & -stride for stride in strides if stride)]))
 
 
-def _map_of(grid: TileGridType, tile: StagedType, state: Pipelines, parts: int) -> TensorMap | None:
+def _map_of(grid: TileGridType, tile: StagedType, state: Pipelines, parts: int, *, shrinks: bool) -> TensorMap | None:
     """The tensor map that brings tiles of a grid in so many parts; None if the tensor memory accelerator cannot."""
     tensor, extents, order = grid.tensor, grid.cut.extents, memory_order(grid)[::-1]
     facts, itemsize, unit = tensor.facts, tensor.dtype.itemsize, order[0]
@@ -345,7 +347,9 @@ def _map_of(grid: TileGridType, tile: StagedType, state: Pipelines, parts: int) 
         if slowest is None or tile.rows % (parts * LEAST_ROWS) or box[slowest] % parts:
             return None
         box[slowest] //= parts
-    return TensorMap(state.tensors[tensor.parameter][0], tensor.dtype.name, tuple(box), order, 0 if tile.is_vector else tile.span)
+    fewer = fewer_rows.rows_of(grid) if shrinks and parts == 1 and not tile.is_vector else None
+    number, swizzle = state.tensors[tensor.parameter][0], 0 if tile.is_vector else tile.span
+    return TensorMap(number, tensor.dtype.name, tuple(box), order, swizzle, fewer)
 
 
 def by_panels(tile: StagedType, parts: int) -> bool:
@@ -367,12 +371,13 @@ def ring(
 ) -> Any:  # fmt: skip
     compilation, state = current(), the_pipelines()
     cluster = next(iter(state.clusters.values()), ()) if state.target.multicast else ()
-    grids = tuple(one for grid in grids for one in (grid.types if isinstance(grid, types.BaseTuple) else (grid,)))
+    passed, grids = grids, tuple(one for grid in grids for one in (grid.types if isinstance(grid, types.BaseTuple) else (grid,)))
     ways: list[tuple[StagedType, Way, bool]] = []
     for n, grid in enumerate(grids):
         behind = bool(known(follows) >> n & 1)
         blocks, before = Together.along(cluster, known(shared)[n]), ways[-1][0] if behind else None
-        ways.append((*_staged(grid, state, blocks, known(number), known(summed)[n], before), behind))
+        alike = len(known(counts)) == 1
+        ways.append((*_staged(grid, state, blocks, known(number), known(summed)[n], before, alike), behind))
     staged = iter(ways)
     variants = tuple(Variant(*zip(*itertools.islice(staged, count), strict=True)) for count in known(counts))
     each = max(sum(variant.rooms) for variant in variants)
@@ -397,7 +402,15 @@ def ring(
     if state.barrier_bytes + 2 * _BARRIER * count > BARRIER_ROOM:
         raise Unfit(f"all rings of a kernel have {BARRIER_ROOM // (2 * _BARRIER)} stages together, at most")
 
-    def emit(builder: ir.IRBuilder, *_: ir.Value) -> ir.Value:
+    def emit(builder: ir.IRBuilder, *values: ir.Value) -> ir.Value:
+        tensors = _flat(builder, passed, values[-len(passed) :])
+        lines = [
+            None if dim is None else fewer_rows.lines_of(builder, grid, tensor, tile, dim)
+            for (tile, way, _), grid, tensor in zip(ways, grids, tensors, strict=True)
+            for dim in (None if way.map is None else state.maps[way.map].shrinks,)
+        ]
+        if any(come is not None for come in lines):
+            state.coming[ring_type.number] = list(zip(ring_type.tiles, lines, strict=True))
         state.barriers[ring_type.number] = begin + BARRIER_ROOM - state.barrier_bytes
         state.barrier_bytes += 2 * _BARRIER * count
         state.ring_bytes += count * each
@@ -419,8 +432,17 @@ def ring(
     return ring_type, emit
 
 
+def _flat(builder: ir.IRBuilder, kinds: tuple[types.Type, ...], values: tuple[ir.Value, ...]) -> list[ir.Value]:
+    """The values, and those of tuples."""
+    return [
+        one
+        for kind, value in zip(kinds, values, strict=True)
+        for one in ([builder.extract_value(value, n) for n in range(len(kind))] if isinstance(kind, types.BaseTuple) else [value])
+    ]
+
+
 def _begin(builder: ir.IRBuilder, state: Pipelines) -> None:
-    """Let one thread fetch the tensor maps and make the barriers of all rings."""
+    """Let one thread fetch the tensor maps and make the barriers of all rings, and all threads zero what never comes."""
     arriving = current().config.num_warps
     variants = [variant for ring, _ in state.begun for variant in ring.variants]
     maps = dict.fromkeys(way.map for variant in variants for way in variant.ways if way.map is not None)
@@ -437,6 +459,10 @@ def _begin(builder: ir.IRBuilder, state: Pipelines) -> None:
                     asm(builder, text, "r,~{memory}", _VOID, [where], effect=True)
         if state.target.tma:
             asm(builder, "fence.mbarrier_init.release.cluster;", "~{memory}", _VOID, [], effect=True)
+    for ring, base in state.begun:
+        if ring.number in state.coming:
+            places = functools.partial(ring.places, builder, base)
+            fewer_rows.clear(builder, ring.stages, places, state.coming[ring.number])
 
 
 @lowers(intrinsics.variant)

@@ -17,6 +17,7 @@ from tilekit.compiler.codegen.types import i32, i64, integer
 from tilekit.compiler.codegen.view_types import TileRowType
 from tilekit.compiler.layouts.conversion import Swizzle
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP, Layout
+from tilekit.compiler.nvidia import fewer_rows
 from tilekit.compiler.nvidia.multibuffer import RingType, Together, Way, by_panels, memory_order, tensor_map_of, the_pipelines
 from tilekit.compiler.nvidia.staged import StagedType
 
@@ -46,9 +47,19 @@ def fill(
     targets = ring.places(builder, base, stage)
     if ring.accelerated:
         with _one_of_them(builder):
-            text = f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {ring.brought};"
+            coming = the_pipelines().coming.get(ring.number)
+            nbytes = integer(32, ring.brought) if coming is None else fewer_rows.brought(builder, coming)
+            text = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;"
             # Who only waits and asks for tiles has few registers, and nothing to gain from a loop that is unrolled.
-            asm(builder, text, "r,~{memory}", _VOID, [full], effect=True, once=True)
+            asm(
+                builder,
+                text,
+                "r,n,~{memory}" if coming is None else "r,r,~{memory}",
+                _VOID,
+                [full, nbytes],
+                effect=True,
+                once=True,
+            )
             for (row, value, index), tile, way, target in zip(rows, ring.tiles, ring.ways, targets, strict=True):
                 if way.map is not None:
                     _load(builder, row, value, tile, way.map, target, full, index, way.together)

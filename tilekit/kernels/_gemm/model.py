@@ -288,7 +288,10 @@ def clocks(product: Product, way: Way) -> float:
     below, beside = cluster or (CLUSTER if visiting and columns_of(bn) is None else (1, 1))
     # Of what lies across K, short rows take as long as longer ones: it comes in panels.
     panels = [STAGED_BYTES // product.itemsize if across else 1 for across in product.across]
-    high, wide = (-(-size // panel) * panel for size, panel in zip((bm, bn), panels, strict=True))
+    # And no more comes of what lies along K than there is, to blocks that load alone.
+    lone = (not product.across[0] and beside == 1, not product.across[1] and below == 1 and columns_of(bn) is None)
+    sizes = (min(bm, m) if lone[0] else bm, min(bn, n) if lone[1] else bn)
+    high, wide = (-(-size // panel) * panel for size, panel in zip(sizes, panels, strict=True))
     mine_of_a, mine_of_b = high / beside, wide / below
     room = bn if columns_of(bn) is None else wide  # columns of a stage: the second of two tiles has panels like the first's
     fetched = (mine_of_a + mine_of_b) * STAGED_BYTES
@@ -332,8 +335,9 @@ def clocks(product: Product, way: Way) -> float:
     stays = min(1.0, max(0.0, (_GONE - of_a - of_b) / (_GONE - _STAYS)))
     memory = (1 - stays) * (of_a + of_b) / _MEMORY
     near = (of_a * min(_APART, across / beside) + of_b * min(_APART, down / below)) / _NEAR
-    more = max(0, (across - 1) * bn + room - n)  # columns that are loaded beyond the operand
-    beyond = batch * steps * STAGED_BYTES * ((down * bm - m) * across / beside + more * down / below)
+    # Rows and columns that are loaded beyond the operands.
+    less, more = max(0, (down - 1) * bm + sizes[0] - m), max(0, (across - 1) * bn + (room if sizes[1] == bn else sizes[1]) - n)
+    beyond = batch * steps * STAGED_BYTES * (less * across / beside + more * down / below)
     cached = (every * fetched - beyond) / (_CACHED if product.lines else _ACROSS) + beyond / _BEYOND
     fetching = mine * STAGED_BYTES * max((mine_of_a + mine_of_b + again) / _FETCHED, (high + wide) / _ARRIVING)
     order = _ORDER * (stages / _STAGES) ** _DEEPER

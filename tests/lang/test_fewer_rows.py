@@ -1,0 +1,109 @@
+"""Pipelined loops over tensors with fewer rows than their tiles: what is not there is zeros, whatever lay in shared memory."""
+
+import numpy as np
+import pytest
+
+import tilekit as tk
+from tilekit import api
+
+ROWS = [1, 3, 8, 33, 40, 63, 64, 127, 128]
+STARTS = [0, 8]
+
+
+@tk.kernel(num_warps=4)
+def added(out: tk.Out, x: tk.In):
+    """The sum of all tiles of `x`, with the rows that are not there."""
+    acc = tk.zeros(out.tile_shape, tk.float32)
+    for t in tk.pipelined(x.tiles(out.tile_shape)[tk.bid(0), :]):
+        acc += t.astype(tk.float32)
+    out.store(acc)
+
+
+@tk.kernel(num_warps=4)
+def added_below(out: tk.Out, x: tk.In, start: int):
+    """The same of `x` from a row on."""
+    acc = tk.zeros(out.tile_shape, tk.float32)
+    for t in tk.pipelined(x.slice(0, start, x.shape[0]).tiles(out.tile_shape)[tk.bid(0), :]):
+        acc += t.astype(tk.float32)
+    out.store(acc)
+
+
+@tk.kernel(num_warps=4)
+def deep(out: tk.Out, x: tk.In):
+    """The same of a tensor of three dimensions, whose tiles have several of the first two."""
+    acc = tk.zeros(out.tile_shape, tk.float32)
+    for t in tk.pipelined(x.tiles(out.tile_shape)[tk.bid(0), 0, :]):
+        acc += t.astype(tk.float32)
+    out.store(acc)
+
+
+@tk.kernel(num_warps=4)
+def product(out: tk.Out, a: tk.In, b: tk.In):
+    """All of a tile of the product: what is not there of an operand is zeros, not what times zero is none."""
+    acc = tk.zeros(out.tile_shape, tk.float32)
+    for ta, tb in tk.pipelined(a.tiles((128, 64))[0, :], b.tiles((64, 128))[:, 0]):
+        acc = tk.mma(ta, tb, acc)
+    out.store(acc)
+
+
+@pytest.fixture
+def stained(device):
+    """Has shared memory full of what no sum must meet."""
+
+    def run(kernel, shape, *operands, more=()):
+        nothing = [api.from_host(np.full(like, np.nan, np.float16)).sync() for like in operands]
+        kernel(api.empty(shape).partition(shape), *nothing, *more).sync()
+
+    return run
+
+
+def result(kernel, shape, *arguments):
+    return kernel(api.empty(shape).partition(shape), *arguments).first().unpartition().to_host().sync()
+
+
+def numbers(shape, seed=0):
+    return np.random.default_rng(seed).integers(-4, 5, shape).astype(np.float16)
+
+
+def behind(x, shape):
+    """`x`, with zeros up to a shape."""
+    return np.pad(x.astype(np.float32), [(0, n - m) for m, n in zip(x.shape, shape, strict=True)])
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_rows(device, stained, rows):
+    x = numbers((rows, 512))
+    stained(added, (128, 64), (128, 512))
+    expected = behind(x, (128, 512)).reshape(128, 8, 64).sum(1)
+    np.testing.assert_array_equal(result(added, (128, 64), api.from_host(x).sync()), expected)
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("rows", [9, 40, 100])
+def test_slices(device, stained, rows, start):
+    x = numbers((rows, 512))
+    stained(added_below, (128, 64), (128, 512), more=(0,))
+    expected = behind(x[start:], (128, 512)).reshape(128, 8, 64).sum(1)
+    np.testing.assert_array_equal(result(added_below, (128, 64), api.from_host(x).sync(), start), expected)
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 256), (3, 16, 256), (3, 9, 256), (4, 5, 256), (2, 20, 256)])
+def test_three_dimensions(device, stained, shape):
+    x = numbers(shape)
+    stained(deep, (4, 16, 64), (4, 16, 256))
+    expected = behind(x[:, :16], (4, 16, 256)).reshape(4, 16, 4, 64).sum(2)
+    np.testing.assert_array_equal(result(deep, (4, 16, 64), api.from_host(x).sync()), expected)
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 128), (128, 8), (40, 72), (128, 128), (300, 16)])
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+def test_products(device, stained, m, n, layout):
+    k = 40 if m == 40 else 320
+    a, b = numbers((m, k), 1), numbers((k, n), 2)
+    stained(product, (128, 128), (128, 320), (320, 128))
+    operands = [
+        api.from_host(np.ascontiguousarray(x.T)).sync().T if lies == "T" else api.from_host(x).sync()
+        for x, lies in zip((a, b), layout, strict=True)
+    ]
+    expected = behind(a[:128], (128, k)) @ behind(b, (k, 128))
+    np.testing.assert_array_equal(result(product, (128, 128), *operands), expected)
