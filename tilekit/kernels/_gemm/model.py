@@ -31,10 +31,10 @@ _PRODUCTS, _WAITING = 4000, 54
 # it is alone on a multiprocessor, of so many bytes together (see `compiler.nvidia.multibuffer`).
 _COMING, _HELD, _STAGES, _STAGES_ALONE, _ROOM = 900, 2, 4, 8, 224 << 10
 # The order of the norm, and how fast it grows with the stages beyond four.
-_ORDER, _DEEPER = 3.75, 0.27
+_ORDER, _DEEPER = 3.4, 0.2
 # Bytes that a multiprocessor asks the L2 cache for in a clock, and those that come to it, also for what another one has asked
 # for; and bytes to all of them, fewer where rows lie across its lines.
-_FETCHED, _ARRIVING, _CACHED, _ACROSS = 103, 74, 11700, 5200
+_FETCHED, _ARRIVING, _CACHED, _ACROSS = 80, 124, 13500, 5200
 # So many times as much where rows of 128 bytes are parts of two lines each, of operands across K, and of others: 744 x 256 x
 # 2480 takes 8.4 us with `a` along K, and 11 with its transpose, or 8.6 where two blocks load that; 1000 x 1000 x 1000 9.8, and
 # 8.2 where two do.
@@ -43,21 +43,21 @@ _TWO_LINES, _SHIFTED = 1.85, 1.45
 _TURNING = 1.95
 # Rows that a tile has beyond a matrix are zeros, and take longer: with tiles of 128 x 128, 256 x 8192 x 8192 takes 50 us, and
 # with 224, 194, 160, 129 rows 51, 73, 83, 93.
-_BEYOND = 1100
+_BEYOND = 1000
 # The same where short sums of 8-bit floats are added up: by one warpgroup, and by several, of which another multiplies meanwhile.
 _SUMMING_WAITS, _SUMMING, _SUMMING_TOGETHER = 105, 1.95, 1.24
 # Clocks before the first tile has come and after the last, with `_STORED` elements of the result written in one; fewer by the
 # factors of a transpose, whose rows lie across what a warp has: the last if no access of 16 bytes fits them.
-_LATENCY, _STORED, _TURNED, _TURNED_ODD = 2475, 7.7, 1.2, 2.5
+_LATENCY, _STORED, _TURNED, _TURNED_ODD = 2370, 7.3, 1.2, 2.5
 # What is stored of a line of the cache at each end of a row of a tile, where rows begin anywhere in one: so much of a line.
 _PART = 0.63
 # Of a GPU: bytes a clock from memory or to it, of operands that are not in the L2 cache; of so many bytes all are, and of so many
 # none. And clocks from the end of one kernel to the work of the next.
-_MEMORY, _STAYS, _GONE, _NEXT = 2400, 36 << 20, 46 << 20, 5500
+_MEMORY, _STAYS, _GONE, _NEXT = 2500, 36 << 20, 46 << 20, 5500
 # Bytes a clock that an operand is read at from that cache, once for each block that loads it, but no more often than that: others
 # load it at the same time. (128 x 4096 x 4096 takes 9.1 us with tiles of 128 x 64, and 11.9 with 64 x 128, which load the larger
 # operand twice; 331 x 4096 x 4096 24.4 with 128 x 96 of the transpose, four times, and 19.1 with 64 x 176, twice.)
-_NEAR, _APART = 5350, 4
+_NEAR, _APART = 5450, 4
 # Of tiles next to each other, which are stored one after the other: the clocks in which a block finds out which the next ones
 # are, and its warps wait for each other before they store, what short sums do not hide.
 # (Without these, 12088 x 304 x 8 in three turns would take 4.7 us, and took 9; 11336 x 1904 x 24 in seven 15.9, and took 21.2.)
@@ -69,7 +69,7 @@ _WIDEST_SUMMED = 208  # columns whose sums, and short ones of 8-bit floats, fit 
 # 976 x 14664 x 13488 546 us with 256 x 160, and 583. The sums of those with more than so many columns take so many of a thread's
 # registers that they are stored as they are, 16 bytes at a time; those of more elements than others have are not split, and their
 # products take so much longer for each.
-_TALL_ROWS, _ANY_EPILOGUE, _WIDEST, _SPLIT, _TALL = 256, 128, 192, 128 * 256, 1.017
+_TALL_ROWS, _ANY_EPILOGUE, _WIDEST, _SPLIT, _TALL = 256, 128, 192, 128 * 256, 1.0
 # Tiles of up to so many columns (of few rows the transpose is taken, see `products`): rows and warps, and the most bytes of a
 # stage, of which long ones have more along K. Of an eighth of these, zeros may come for what is beyond the end of K.
 FEW_ROWS = 32
@@ -77,7 +77,7 @@ _LEAST_COLUMNS, _FEW_TILES, _STAGE, _MOST_DEPTH, _LINE = 16, ((64, 4), (128, 8),
 # Blocks that share the turns of a tile, in a cluster, have so many stages at least. They get a piece of its columns each, of so
 # many, and the others' sums of that: so many bytes in a clock, or more where the first gets all. So many of the multiprocessors
 # have room for clusters of two, of three, ...
-_LEAST_STAGES, _LEAST_PIECE, _SENT, _GATHERED, _PLACES = 3, 8, 19, 75, {2: 1.0, 3: 0.88, 4: 0.9, 6: 0.77, 8: 0.9}
+_LEAST_STAGES, _LEAST_PIECE, _SENT, _GATHERED, _PLACES = 3, 8, 16, 75, {2: 1.0, 3: 0.88, 4: 0.9, 6: 0.77, 8: 0.9}
 # With tiles of so many bytes for each element of a large one beside it, its accumulator does not fit the registers.
 _BESIDE = 4
 # Blocks next to each other, or one below the other, that load a tile once for all of them. Of large tiles, two do if they visit
@@ -91,7 +91,7 @@ _EIGHTH, _FROM_MEMORY = 8, 32 << 20
 # Also where they load less by it of an operand that is `ragged`; then pairs of blocks that stay, too, and of those whose tiles
 # have other columns than powers of two: 13 x 1800 x 272 x 14232 takes 376 us, and 483 without; where lines are whole, pairs of
 # these gain nothing (224 x 10240 x 8192: 62 us, and 61). Blocks of a cluster begin and end together, in so many clocks.
-_PAIRS, _TOGETHER, _MEETING, _FITTING = ((2, 1), (1, 2)), 1.02, 1000, 0.85
+_PAIRS, _TOGETHER, _MEETING, _FITTING = ((2, 1), (1, 2)), 1.02, 770, 0.85
 _CLUSTERS = (*_PAIRS, (4, 1), (1, 4), (2, 2))
 
 
@@ -339,7 +339,8 @@ def clocks(product: Product, way: Way) -> float:
     less, more = max(0, (down - 1) * bm + sizes[0] - m), max(0, (across - 1) * bn + (room if sizes[1] == bn else sizes[1]) - n)
     beyond = batch * steps * STAGED_BYTES * (less * across / beside + more * down / below)
     cached = (every * fetched - beyond) / (_CACHED if product.lines else _ACROSS) + beyond / _BEYOND
-    fetching = mine * STAGED_BYTES * max((mine_of_a + mine_of_b + again) / _FETCHED, (high + wide) / _ARRIVING)
+    own = mine_of_a + mine_of_b
+    fetching = mine * STAGED_BYTES * ((own + again) / _FETCHED + (high + wide - own) / _ARRIVING)
     order = _ORDER * (stages / _STAGES) ** _DEEPER
     hidden = sum(one**order for one in (loop, fetching, cached, memory, near)) ** (1 / order)
     storing = stored * bm * bn / _pieces(way) / _STORED
