@@ -54,7 +54,9 @@ def shrinking(made):
     return [known.shrinks for known in made.maps]
 
 
-@pytest.mark.parametrize(("m", "n", "expected"), [(40, 72, [0, 1]), (1000, 1000, [0, 1]), (40, 4096, [0, None]), (64, 128, [None] * 2)])
+@pytest.mark.parametrize(
+    ("m", "n", "expected"), [(40, 72, [0, 1]), (1000, 1000, [0, 1]), (40, 4096, [0, None]), (64, 128, [None] * 2)]
+)
 def test_what_may_be_short_comes_as_far_as_it_is_there(m, n, expected):
     """Extents that tiles divide are no smaller than these, and cost nothing."""
     made = compiled(product, m, n, 4096)

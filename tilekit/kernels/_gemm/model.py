@@ -4,8 +4,8 @@ In clocks: the tensor cores multiply and add so many elements, and wait so long 
 to each multiprocessor, whether it asks for them or another block of its cluster, and to all of them; and so many from memory.
 These go on at the same time, and delay each other the more, the more alike they are, and the fewer stages lie between them (a
 norm, of higher order with more of these); what comes before and after the loop is not hidden. The numbers are an H200's: fitted
-to 220 random products with all tiles and numbers of parts, to 26 of which one side is short, and to 515 with many ways; the
-choices are 1.9, 4 and 2.3 to 3.3 % slower than the best.
+to 205 random products with all tiles and numbers of parts, to 22 of which one side is short, and to 548 with many ways; the
+choices are 2.2, 5 and 2 to 3.3 % slower than the best.
 """
 
 from __future__ import annotations
@@ -25,35 +25,34 @@ ACCESS = 16  # bytes that a thread stores at once
 MOST_SPLITS = 64
 LARGE = 128 * 128  # elements of a tile
 # Of a multiprocessor, in a clock: products of elements, by the bytes that each has. A step along K takes so many clocks at least,
-# waiting for the tiles, and saying that they were read.
-_PRODUCTS, _WAITING = 4000, 54
+# waiting for the tiles, and saying that they were read. So many bytes go to and from shared memory.
+_PRODUCTS, _WAITING, _SHARED = 4200, 50, 175
 # Clocks for which a tile is on its way, as others are of the stages of a block, of which some are being read: 4, or up to 8 where
 # it is alone on a multiprocessor, of so many bytes together (see `compiler.nvidia.multibuffer`).
-_COMING, _HELD, _STAGES, _STAGES_ALONE, _ROOM = 900, 2, 4, 8, 224 << 10
+_COMING, _HELD, _STAGES, _STAGES_ALONE, _ROOM = 870, 2, 4, 8, 224 << 10
 # The order of the norm, and how fast it grows with the stages beyond four.
-_ORDER, _DEEPER = 3.4, 0.2
-# Bytes that a multiprocessor asks the L2 cache for in a clock, and those that come to it, also for what another one has asked
-# for; and bytes to all of them, fewer where rows lie across its lines.
-_FETCHED, _ARRIVING, _CACHED, _ACROSS = 80, 124, 13500, 5200
+_ORDER, _DEEPER = 3.75, 0.2
+# Bytes that come to a multiprocessor in a clock of what it asks the L2 cache for, and of what another one has asked for; and bytes to all of them, fewer where rows lie across its lines.
+_FETCHED, _ARRIVING, _CACHED, _ACROSS = 85, 100, 13500, 5200
 # So many times as much where rows of 128 bytes are parts of two lines each, of operands across K, and of others: 744 x 256 x
 # 2480 takes 8.4 us with `a` along K, and 11 with its transpose, or 8.6 where two blocks load that; 1000 x 1000 x 1000 9.8, and
 # 8.2 where two do.
 _TWO_LINES, _SHIFTED = 1.85, 1.45
 # For each column of a tile of `b` that is turned over in a step, which the next product waits for.
 _TURNING = 1.95
-# Rows that a tile has beyond a matrix are zeros, and take longer: with tiles of 128 x 128, 256 x 8192 x 8192 takes 50 us, and
-# with 224, 194, 160, 129 rows 51, 73, 83, 93.
+# Rows that a tile has beyond a matrix are zeros, which come so slowly, where the matrix has more rows than a tile: with tiles of
+# 128 x 128, 256 x 8192 x 8192 takes 50 us, and with 224, 194, 160, 129 rows 51, 73, 83, 93.
 _BEYOND = 1000
 # The same where short sums of 8-bit floats are added up: by one warpgroup, and by several, of which another multiplies meanwhile.
 _SUMMING_WAITS, _SUMMING, _SUMMING_TOGETHER = 105, 1.95, 1.24
 # Clocks before the first tile has come and after the last, with `_STORED` elements of the result written in one; fewer by the
 # factors of a transpose, whose rows lie across what a warp has: the last if no access of 16 bytes fits them.
-_LATENCY, _STORED, _TURNED, _TURNED_ODD = 2370, 7.3, 1.2, 2.5
+_LATENCY, _STORED, _TURNED, _TURNED_ODD = 2400, 7.5, 1.2, 2.5
 # What is stored of a line of the cache at each end of a row of a tile, where rows begin anywhere in one: so much of a line.
 _PART = 0.63
 # Of a GPU: bytes a clock from memory or to it, of operands that are not in the L2 cache; of so many bytes all are, and of so many
 # none. And clocks from the end of one kernel to the work of the next.
-_MEMORY, _STAYS, _GONE, _NEXT = 2500, 36 << 20, 46 << 20, 5500
+_MEMORY, _STAYS, _GONE, _NEXT = 2400, 36 << 20, 46 << 20, 5500
 # Bytes a clock that an operand is read at from that cache, once for each block that loads it, but no more often than that: others
 # load it at the same time. (128 x 4096 x 4096 takes 9.1 us with tiles of 128 x 64, and 11.9 with 64 x 128, which load the larger
 # operand twice; 331 x 4096 x 4096 24.4 with 128 x 96 of the transpose, four times, and 19.1 with 64 x 176, twice.)
@@ -342,7 +341,9 @@ def clocks(product: Product, way: Way) -> float:
     own = mine_of_a + mine_of_b
     fetching = mine * STAGED_BYTES * ((own + again) / _FETCHED + (high + wide - own) / _ARRIVING)
     order = _ORDER * (stages / _STAGES) ** _DEEPER
-    hidden = sum(one**order for one in (loop, fetching, cached, memory, near)) ** (1 / order)
+    # What tensor cores read of shared memory, which the tiles come to: 64 rows and all columns at a time.
+    reading = mine * STAGED_BYTES * (bm / 64 * (64 + bn) + high + wide) / _SHARED
+    hidden = sum(one**order for one in (loop, fetching, cached, memory, near, reading)) ** (1 / order)
     storing = stored * bm * bn / _pieces(way) / _STORED
     if product.turned:
         storing *= _TURNED if product.begins >= ACCESS else _TURNED_ODD
