@@ -71,7 +71,7 @@ def test_the_model_agrees_with_what_was_measured_of_few_rows():
     assert len(behind) == 22
     assert geometric_mean(behind) <= 1.055
     assert max(behind) <= 1.3
-    assert median(off) <= 0.09
+    assert median(off) <= 0.12
 
 
 @pytest.mark.parametrize(
@@ -440,7 +440,7 @@ def test_rows_that_begin_anywhere_are_written_by_whole_lines(dtype, n, split):
 
 def behind_products(compiled):
     """The machine code behind the last product: before the first one, rows of stages are cleared."""
-    before, product, behind = compiled.sass.rpartition("GMMA")
+    _, product, behind = compiled.sass.rpartition("GMMA")
     assert product
     return behind
 
@@ -489,20 +489,12 @@ def test_rows_of_exact_float32_that_are_spared():
 
 
 def test_clusters_are_as_the_schedule_says():
-    chosen = schedules.schedule_of(
-        of(75, 14336, 8192, across=(True, False)),
-        staged=True,
-        copied=False,
-        even=True,
-        cpu=False,
-        tf32=False,
-        tile=None,
-        num_warps=None,
-        splits=None,
-    )
-    assert chosen.cluster == (1, 2)
-    assert chosen.mapped(api.meta((75, 14336), tk.bfloat16)).cluster == (1, 2)
-    assert chosen.mapped(api.meta((3, 75, 14336), tk.bfloat16)).cluster == (1, 1, 2)
+    product = of(75, 14336, 8192, across=(True, False))
+    options = dict.fromkeys(("copied", "cpu", "tf32"), False) | dict.fromkeys(("tile", "num_warps", "splits"))
+    chosen = schedules.schedule_of(product, staged=True, even=True, **options)
+    assert chosen.cluster == (1, 4)
+    assert chosen.mapped(api.meta((75, 14336), tk.bfloat16)).cluster == (1, 4)
+    assert chosen.mapped(api.meta((3, 75, 14336), tk.bfloat16)).cluster == (1, 1, 4)
 
 
 def test_blocks_that_are_alone_have_all_stages():

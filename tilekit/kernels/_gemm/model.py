@@ -32,7 +32,8 @@ _PRODUCTS, _WAITING, _SHARED = 4200, 50, 175
 _COMING, _HELD, _STAGES, _STAGES_ALONE, _ROOM = 870, 2, 4, 8, 224 << 10
 # The order of the norm, and how fast it grows with the stages beyond four.
 _ORDER, _DEEPER = 3.75, 0.2
-# Bytes that come to a multiprocessor in a clock of what it asks the L2 cache for, and of what another one has asked for; and bytes to all of them, fewer where rows lie across its lines.
+# Bytes that come to a multiprocessor in a clock, of what it asks the L2 cache for, and of what another one has asked for; and
+# bytes to all of them, fewer where rows lie across its lines.
 _FETCHED, _ARRIVING, _CACHED, _ACROSS = 85, 100, 13500, 5200
 # So many times as much where rows of 128 bytes are parts of two lines each, of operands across K, and of others: 744 x 256 x
 # 2480 takes 8.4 us with `a` along K, and 11 with its transpose, or 8.6 where two blocks load that; 1000 x 1000 x 1000 9.8, and
