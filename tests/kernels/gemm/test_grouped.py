@@ -102,7 +102,7 @@ def test_sums_in_parts(device, dtype, splits):
 @pytest.mark.parametrize("columns", [1, 5])
 def test_few_tiles_are_split(columns):
     """16 rows of 5 groups are a tile for each, and 132 multiprocessors."""
-    x = [api.meta(shape, tk.bfloat16) for shape in ((16, 4096), (5, 4096, columns))]
+    x = [api.meta(shape, tk.bfloat16) for shape in ((16, 16384), (5, 16384, columns))]
     op = kernels.grouped_gemm(*x, api.meta((5,), tk.int32))
     op.consumed()
     *_, grouped, added = op.parts()
