@@ -69,6 +69,40 @@ def test_what_may_be_short_comes_as_far_as_it_is_there(m, n, expected):
     assert hazards.check(made) is None
 
 
+def awaited(made, extent):
+    """How many bytes a stage waits for, by the PTX, if all extents that the kernel gets are as large."""
+    (register,) = re.findall(r"expect_tx\S+ _, \[\S+\], (\S+);", made.ptx)
+    known = re.findall(r"^\s*(\S+)\s+(%\w+), ([^;]+);", made.ptx, re.MULTILINE)
+
+    def value(name):
+        if not name.startswith("%"):
+            return int(name)
+        ((instruction, operands),) = [(each, rest.split(", ")) for each, to, rest in known if to == name]
+        if instruction.startswith("ld.param"):
+            return extent
+        first, *others = map(value, operands)
+        ways = {
+            "selp": lambda: first if others[1] else others[0],
+            "setp": lambda: first < others[0],
+            "shl": lambda: first << others[0],
+            "add": lambda: first + others[0],
+        }
+        return ways[instruction.split(".")[0]]()
+
+    return value(register)
+
+
+@pytest.mark.parametrize("extent", [1, 40, 64, 100, 128, 4096])
+def test_a_stage_waits_for_what_comes(extent):
+    """By the accelerator: of tiles that threads copy, it knows no bytes."""
+    rows, columns = (128 * min(extent, most) for most in (64, 128))
+    assert awaited(compiled(product, 40, 72, 4096), extent) == rows + columns
+    mixed = product(meta(136, 260).partition((64, 128)), meta(136, 200), meta(200, 260))
+    (ring,) = mixed.explain("sm_90a").pipelines
+    assert ring.tiles == ("bfloat16 64x64 by TMA", "bfloat16 64x128 by cp.async of 8 bytes")
+    assert awaited(mixed.compile("sm_90a"), extent) == rows
+
+
 def test_code_for_the_consumers_is_the_same():
     def calculating(made):
         return re.findall(r"HGMMA\S+", made.sass)

@@ -95,7 +95,8 @@ def test_three_dimensions(device, stained, shape):
     np.testing.assert_array_equal(result(deep, (4, 16, 64), api.from_host(x).sync()), expected)
 
 
-@pytest.mark.parametrize(("m", "n"), [(1, 128), (128, 8), (40, 72), (128, 128), (300, 16)])
+# Of the last two, threads copy one operand, or both.
+@pytest.mark.parametrize(("m", "n"), [(1, 128), (128, 8), (40, 72), (128, 128), (300, 16), (40, 124), (36, 60)])
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
 def test_products(device, stained, m, n, layout):
     k = 40 if m == 40 else 320

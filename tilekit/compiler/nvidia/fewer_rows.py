@@ -21,7 +21,7 @@ from tilekit.compiler.codegen.view_types import TileGridType
 from tilekit.compiler.layouts.linear import ACCESS_BYTES
 from tilekit.compiler.nvidia.staged import StagedType
 
-__all__ = ["brought", "clear", "lines_of", "rows_of"]
+__all__ = ["clear", "lines_of", "missing", "rows_of"]
 
 _VOID = ir.VoidType()
 Places = Callable[[ir.Value], Sequence[ir.Value]]
@@ -44,12 +44,13 @@ def lines_of(builder: ir.IRBuilder, grid: TileGridType, value: ir.Value, tile: S
     return builder.mul(fewer, integer(32, tile.rows * tile.span // extent))
 
 
-def brought(builder: ir.IRBuilder, tiles: Sequence[tuple[StagedType, ir.Value | None]]) -> ir.Value:
-    """How many bytes come of the tiles of a stage: for each what comes of a panel, if not all of it."""
-    total = integer(32, sum(tile.nbytes for tile, lines in tiles if lines is None))
+def missing(builder: ir.IRBuilder, tiles: Sequence[tuple[StagedType, ir.Value | None]]) -> ir.Value:
+    """How many bytes never come of the tiles of a stage, an i32: for each what comes of a panel, if not all of it."""
+    total = integer(32, 0)
     for tile, lines in tiles:
         if lines is not None:
-            total = builder.add(total, builder.mul(lines, integer(32, tile.panels)))
+            of_panel = builder.sub(integer(32, tile.rows * tile.span), lines)
+            total = builder.add(total, builder.mul(of_panel, integer(32, tile.panels)))
     return total
 
 
@@ -60,7 +61,7 @@ def clear(builder: ir.IRBuilder, stages: int, places: Places, tiles: Sequence[tu
         builder: before the first tile comes.
         stages: how many.
         places: gives the addresses of a stage's tiles.
-        tiles: as for `brought`.
+        tiles: as for `missing`.
     """
     thread, threads = (special_register(builder, f"{name}.x") for name in ("tid", "ntid"))
     for number, (tile, lines) in enumerate(tiles):

@@ -47,19 +47,12 @@ def fill(
     targets = ring.places(builder, base, stage)
     if ring.accelerated:
         with _one_of_them(builder):
-            coming = the_pipelines().coming.get(ring.number)
-            nbytes = integer(32, ring.brought) if coming is None else fewer_rows.brought(builder, coming)
+            nbytes, letter = integer(32, ring.brought), "n"
+            if (coming := the_pipelines().coming.get(ring.number)) is not None:
+                nbytes, letter = builder.sub(nbytes, fewer_rows.missing(builder, coming)), "r"
             text = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;"
             # Who only waits and asks for tiles has few registers, and nothing to gain from a loop that is unrolled.
-            asm(
-                builder,
-                text,
-                "r,n,~{memory}" if coming is None else "r,r,~{memory}",
-                _VOID,
-                [full, nbytes],
-                effect=True,
-                once=True,
-            )
+            asm(builder, text, f"r,{letter},~{{memory}}", _VOID, [full, nbytes], effect=True, once=True)
             for (row, value, index), tile, way, target in zip(rows, ring.tiles, ring.ways, targets, strict=True):
                 if way.map is not None:
                     _load(builder, row, value, tile, way.map, target, full, index, way.together)
