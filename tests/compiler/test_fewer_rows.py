@@ -1,4 +1,4 @@
-"""What kernels for sm_90a do where a tensor may have fewer rows than their tiles."""
+"""What kernels for sm_90a do where the last tiles may have fewer rows than others."""
 
 import re
 
@@ -10,6 +10,7 @@ from tilekit import api
 from tilekit.compiler.kernel import CompiledKernel
 
 CLEARED = "st.shared.v4.b32"
+MANY = 1 << 16  # blocks along each dimension: they are not put into groups
 
 
 def meta(*shape):
@@ -50,57 +51,72 @@ def compiled(kernel, m, n, k, tile=(64, 128), **mapped):
     return kernel(c.map(**mapped) if mapped else c, meta(m, k), meta(n, k).T).compile(target="sm_90a")
 
 
-def shrinking(made):
-    return [known.shrinks for known in made.maps]
+def lasts(made):
+    """The dimensions along which maps have boxes for the last tile."""
+    return [known.last for known in made.maps if known.last is not None]
 
 
-@pytest.mark.parametrize(
-    ("m", "n", "expected"), [(40, 72, [0, 1]), (1000, 1000, [0, 1]), (40, 4096, [0, None]), (64, 128, [None] * 2)]
-)
-def test_what_may_be_short_comes_as_far_as_it_is_there(m, n, expected):
-    """Extents that tiles divide are no smaller than these, and cost nothing."""
+@pytest.mark.parametrize(("m", "n", "expected"), [(40, 72, [0, 1]), (1000, 1000, [0, 1]), (40, 4096, [0]), (64, 128, [])])
+def test_of_a_last_tile_comes_what_is_there(m, n, expected):
+    """Extents that tiles divide leave no rest, and cost nothing."""
     made = compiled(product, m, n, 4096)
-    assert shrinking(made) == expected
-    clears = len([d for d in expected if d is not None])
-    assert made.ptx.count(CLEARED) == clears, "in a loop over the stages"
+    assert lasts(made) == expected
+    assert made.ptx.count(CLEARED) == made.ptx.count("proxy.async.shared::cta") == len(expected)
+    assert (made.ptx.index("elect.sync") > made.ptx.index("mbarrier.try_wait")) == bool(expected), "a warp asks for such tiles"
     (awaited,) = re.findall(r"expect_tx\S+ _, \[\S+\], (\S+);", made.ptx)
-    assert awaited.isdigit() == (not clears)
+    assert awaited.isdigit() == (not expected)
     assert made.spilled_bytes == 0
     assert hazards.check(made) is None
 
 
-def awaited(made, extent):
-    """How many bytes a stage waits for, by the PTX, if all extents that the kernel gets are as large."""
+def awaited(made, extent, block):
+    """How many bytes a stage waits for, by the PTX, in a block (x, y) of many, if all extents are as large."""
     (register,) = re.findall(r"expect_tx\S+ _, \[\S+\], (\S+);", made.ptx)
-    known = re.findall(r"^\s*(\S+)\s+(%\w+), ([^;]+);", made.ptx, re.MULTILINE)
+    lines = re.findall(r"^\s*(\S+)\s+(%\w+), ([^;]+);", made.ptx, re.MULTILINE)
+    known = {"%ctaid.x": block[0], "%ctaid.y": block[1], **dict.fromkeys(("%nctaid.x", "%nctaid.y"), MANY)}
 
     def value(name):
         if not name.startswith("%"):
             return int(name)
-        ((instruction, operands),) = [(each, rest.split(", ")) for each, to, rest in known if to == name]
+        if name in known:
+            return known[name]
+        ((instruction, operands),) = [(each, rest.split(", ")) for each, to, rest in lines if to == name]
         if instruction.startswith("ld.param"):
             return extent
         first, *others = map(value, operands)
-        ways = {
+        return {
             "selp": lambda: first if others[1] else others[0],
-            "setp": lambda: first < others[0],
+            "setp": lambda: {"eq": first == others[0], "gt": first > others[0], "ne": first != others[0]}[instruction[5:7]],
             "shl": lambda: first << others[0],
+            "shr": lambda: first >> others[0],
             "add": lambda: first + others[0],
-        }
-        return ways[instruction.split(".")[0]]()
+            "sub": lambda: first - others[0],
+            "mul": lambda: first * others[0],
+            "mad": lambda: first * others[0] + others[1],
+            "div": lambda: first // others[0],
+            "min": lambda: min(first, others[0]),
+            "and": lambda: first & others[0],
+            "mov": lambda: first,
+            "cvt": lambda: first,
+        }[instruction.split(".")[0]]()  # fmt: skip
 
     return value(register)
 
 
-@pytest.mark.parametrize("extent", [1, 40, 64, 100, 128, 4096])
-def test_a_stage_waits_for_what_comes(extent):
+def rows_of(extent, tile, at):
+    return min(max(extent - tile * at, 0), tile)
+
+
+@pytest.mark.parametrize("block", [(0, 0), (1, 0), (1, 1), (3, 5)])
+@pytest.mark.parametrize("extent", [1, 40, 64, 100, 128, 232, 700, 4096])
+def test_a_stage_waits_for_what_comes(extent, block):
     """By the accelerator: of tiles that threads copy, it knows no bytes."""
-    rows, columns = (128 * min(extent, most) for most in (64, 128))
-    assert awaited(compiled(product, 40, 72, 4096), extent) == rows + columns
+    rows, columns = (128 * rows_of(extent, tile, at) for tile, at in zip((64, 128), block, strict=True))
+    assert awaited(compiled(product, 40, 72, 4096), extent, block) == rows + columns
     mixed = product(meta(136, 260).partition((64, 128)), meta(136, 200), meta(200, 260))
     (ring,) = mixed.explain("sm_90a").pipelines
     assert ring.tiles == ("bfloat16 64x64 by TMA", "bfloat16 64x128 by cp.async of 8 bytes")
-    assert awaited(mixed.compile("sm_90a"), extent) == rows
+    assert awaited(mixed.compile("sm_90a"), extent, block) == rows
 
 
 def test_code_for_the_consumers_is_the_same():
@@ -113,15 +129,16 @@ def test_code_for_the_consumers_is_the_same():
 def test_blocks_that_load_together_load_whole_tiles():
     alone = compiled(persistent, 1000, 1000, 4096, (128, 256), num_blocks=4)
     together = compiled(persistent, 1000, 1000, 4096, (128, 256), num_blocks=4, cluster=(2, 1))
-    assert (shrinking(alone), shrinking(together)) == ([0, 1], [0, None])
+    assert (lasts(alone), lasts(together)) == ([0, 1], [0])
     assert (alone.ptx.count(CLEARED), together.ptx.count(CLEARED)) == (2, 1)
 
 
-def test_stages_with_other_tiles_are_not_cleared():
+def test_loops_whose_stages_have_other_tiles():
     made = compiled(two_loops, 40, 72, 4096)
-    assert made.maps
-    assert set(shrinking(made)) == {None}
-    assert CLEARED not in made.ptx
+    assert lasts(made) == [0, 1], "their boxes are the same"
+    assert made.ptx.count(CLEARED) == 1 + 1 + 2 + 2, "each zeroes what does not come of its own tiles, by panels"
+    assert made.spilled_bytes == 0
+    assert hazards.check(made) is None
 
 
 def test_it_is_kept():

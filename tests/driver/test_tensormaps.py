@@ -65,21 +65,21 @@ def test_types_have_the_width_of_the_dtype(dtype):
     assert told.type.startswith("B") == (dtype == dtypes.bfloat16)
 
 
-@pytest.mark.parametrize(("rows", "box"), [(1, 1), (40, 40), (64, 64), (65, 64), (1000, 64)])
-def test_a_box_that_shrinks_has_no_more_rows_than_the_tensor(rows, box):
-    shrinking = dataclasses.replace(known(), shrinks=0)
-    assert tiled(shrinking, ADDRESS, (rows, 32), (64, 1)).box == (64, box), "nor has it fewer columns"
+@pytest.mark.parametrize(("rows", "box"), [(1, 1), (40, 40), (64, 64), (65, 1), (128, 64), (1000, 40)])
+def test_the_last_box_has_the_rows_that_are_there(rows, box):
+    last = dataclasses.replace(known(), last=0)
+    assert tiled(last, ADDRESS, (rows, 32), (64, 1)).box == (64, box), "nor has it fewer columns"
     assert tiled(known(), ADDRESS, (rows, 32), (64, 1)).box == (64, 64)
 
 
-def test_an_empty_tensor_has_a_box_that_shrinks():
-    assert tiled(dataclasses.replace(known(), shrinks=0), ADDRESS, (0, 64), (64, 1)).box == (64, 1)
+def test_an_empty_tensor_has_a_last_box():
+    assert tiled(dataclasses.replace(known(), last=0), ADDRESS, (0, 64), (64, 1)).box == (64, 1)
 
 
 @pytest.mark.parametrize("dim", [1, 2, -1])
-def test_a_box_shrinks_along_none_but_slower_dimensions(dim):
-    with pytest.raises(ValueError, match="a box shrinks along one of the dimensions 0"):
-        dataclasses.replace(known(), shrinks=dim)
+def test_the_last_box_is_short_along_none_but_slower_dimensions(dim):
+    with pytest.raises(ValueError, match="the last box is short along one of the dimensions 0"):
+        dataclasses.replace(known(), last=dim)
 
 
 @pytest.mark.parametrize(("swizzle", "name"), [(0, "NONE"), (32, "32B"), (64, "64B"), (128, "128B")])

@@ -1,4 +1,4 @@
-"""Pipelined loops over tensors with fewer rows than their tiles: what is not there is zeros, whatever lay in shared memory."""
+"""Pipelined loops whose last tiles have fewer rows: what is not there is zeros, whatever lay in shared memory."""
 
 import numpy as np
 import pytest
@@ -46,6 +46,37 @@ def product(out: tk.Out, a: tk.In, b: tk.In):
     out.store(acc)
 
 
+@tk.kernel(num_warps=4)
+def visited(out: tk.Out, x: tk.In):
+    """The sums of tiles along each row of them; blocks visit several, and what others left lies in the stages."""
+    for tile in out.tiles():
+        acc = tk.zeros(out.tile_shape, tk.float32)
+        for t in tk.pipelined(x.tiles(out.tile_shape)[tile.index[0], :]):
+            acc += t.astype(tk.float32)
+        out.store(acc, tile)
+
+
+@tk.kernel(num_warps=4)
+def down(out: tk.Out, x: tk.In):
+    """The sum of all tiles along the rows, of which the last may have fewer."""
+    acc = tk.zeros(out.tile_shape, tk.float32)
+    for t in tk.pipelined(x.tiles(out.tile_shape)[:, tk.bid(1)]):
+        acc += t.astype(tk.float32)
+    out.store(acc)
+
+
+@tk.kernel(num_warps=4)
+def in_turns(out: tk.Out, x: tk.In, y: tk.In, times: int):
+    """Sums of tiles of both, in loops whose stages are the same."""
+    acc = tk.zeros(out.tile_shape, tk.float32)
+    for i in range(times):
+        for t in tk.pipelined(x.tiles(out.tile_shape)[i, :]):
+            acc += t.astype(tk.float32)
+        for a, b in tk.pipelined(y.tiles(out.tile_shape)[i, :], x.tiles(out.tile_shape)[times - 1 - i, :]):
+            acc += a.astype(tk.float32) + 2 * b.astype(tk.float32)
+    out.store(acc)
+
+
 @pytest.fixture
 def stained(device):
     """Has shared memory full of what no sum must meet."""
@@ -57,8 +88,8 @@ def stained(device):
     return run
 
 
-def result(kernel, shape, *arguments):
-    return kernel(api.empty(shape).partition(shape), *arguments).first().unpartition().to_host().sync()
+def result(kernel, tile, *arguments, shape=None):
+    return kernel(api.empty(shape or tile).partition(tile), *arguments).first().unpartition().to_host().sync()
 
 
 def numbers(shape, seed=0):
@@ -93,6 +124,37 @@ def test_three_dimensions(device, stained, shape):
     stained(deep, (4, 16, 64), (4, 16, 256))
     expected = behind(x[:, :16], (4, 16, 256)).reshape(4, 16, 4, 64).sum(2)
     np.testing.assert_array_equal(result(deep, (4, 16, 64), api.from_host(x).sync()), expected)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 5])
+@pytest.mark.parametrize("rows", [64, 129, 200, 449, 448, 64 * 12 + 1])
+def test_tiles_that_blocks_visit(device, stained, rows, blocks):
+    """A stage has all of a tile, and then what there is of the last one."""
+    x = numbers((rows, 320))
+    height = -(-rows // 64) * 64
+    stained(added, (64, 64), (64, 320))
+    out = api.empty((height, 64)).sync().partition((64, 64)).map(num_blocks=blocks)
+    got = visited(out, api.from_host(x).sync()).first().unpartition().to_host().sync()
+    np.testing.assert_array_equal(got, behind(x, (height, 320)).reshape(height, 5, 64).sum(1))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 63, 64, 65, 300, 64 * 9 + 8, 64 * 12 + 63])
+def test_along_the_rows(device, stained, rows):
+    """It is the last tile alone that has fewer, of more than there are stages."""
+    x = numbers((rows, 128))
+    stained(added, (64, 64), (64, 512))
+    height = -(-rows // 64) * 64
+    expected = behind(x, (height, 128)).reshape(height // 64, 64, 128).sum(0)
+    np.testing.assert_array_equal(result(down, (64, 64), api.from_host(x).sync(), shape=(64, 128)), expected)
+
+
+@pytest.mark.parametrize(("rows", "others"), [(192, 192), (130, 191), (191, 130), (129, 129)])
+def test_loops_that_share_stages(device, stained, rows, others):
+    x, y = numbers((rows, 192), 1), numbers((others, 192), 2)
+    stained(added, (64, 64), (64, 512))
+    both = behind(x, (192, 192)).reshape(3, 64, 3, 64), behind(y, (192, 192)).reshape(3, 64, 3, 64)
+    expected = 3 * both[0].sum((0, 2)) + both[1].sum((0, 2))
+    np.testing.assert_array_equal(result(in_turns, (64, 64), *(api.from_host(each).sync() for each in (x, y)), 3), expected)
 
 
 # Of the last two, threads copy one operand, or both.

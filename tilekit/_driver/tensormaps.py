@@ -45,8 +45,8 @@ class TensorMap:
         order: its dimensions, from the one with stride 1 to the slowest: the first of `order` is the map's dimension 0, whose
             coordinate comes first in instructions.
         swizzle: how the 16-byte pieces of a box's rows are exchanged in shared memory, in bytes: 32, 64, 128; 0 for not at all.
-        shrinks: a dimension, not the first of `order`, along which a box has no more elements than the tensor; None if none is
-            such. (Zeros outside of a tensor come at a fraction of the speed of what is there.)
+        last: a dimension, not the first of `order`, along which a box has what there is of the last one, if the tensor is cut
+            into boxes; None if all have as much. (Zeros outside of a tensor come at a fraction of the speed of what is there.)
 
     Raises:
         ValueError: there is no such map.
@@ -57,7 +57,7 @@ class TensorMap:
     box: tuple[int, ...]
     order: tuple[int, ...]
     swizzle: int
-    shrinks: int | None = None
+    last: int | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in _TYPES:
@@ -68,8 +68,8 @@ class TensorMap:
             raise ValueError(f"{self!r}: a box has 1 to {_MOST_IN_BOX} elements along each dimension")
         if self.swizzle not in _SWIZZLES:
             raise ValueError(f"{self!r}: the swizzle is one of {', '.join(map(str, _SWIZZLES))} bytes")
-        if self.shrinks is not None and self.shrinks not in self.order[1:]:
-            raise ValueError(f"{self!r}: a box shrinks along one of the dimensions {', '.join(map(str, self.order[1:]))}")
+        if self.last is not None and self.last not in self.order[1:]:
+            raise ValueError(f"{self!r}: the last box is short along one of the dimensions {', '.join(map(str, self.order[1:]))}")
         row = self.box[self.order[0]] * self.itemsize
         if row % UNIT or (self.swizzle and row > self.swizzle):
             limit = f", and at most the {self.swizzle} of the swizzle" if self.swizzle else ""
@@ -139,5 +139,5 @@ def tiled(known: TensorMap, address: int, shape: tuple[int, ...], strides: tuple
             raise refusal(f"dimension {dim} has a stride of {stride} bytes, which is no multiple of {UNIT} from 0 to below 2^40")
         steps.append(stride)
     extents = tuple(shape[dim] for dim in known.order)
-    box = tuple(min(known.box[dim], shape[dim]) if dim == known.shrinks else known.box[dim] for dim in known.order)
+    box = tuple((shape[dim] - 1) % known.box[dim] + 1 if dim == known.last else known.box[dim] for dim in known.order)
     return Tiled(_TYPES[known.dtype], address, extents, tuple(steps[1:]), box, _SWIZZLES[known.swizzle])

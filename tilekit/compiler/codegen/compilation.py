@@ -111,8 +111,8 @@ class Pipelines:
         received: bytes of room for what other blocks of a cluster send, and `sums`: where that of each sum lies behind all rooms,
             and its size, as far as they were lowered.
         maps: the tensor maps that the kernel gets, as far as it was lowered.
-        coming: by ring, the tiles of a stage and how many bytes of a panel of each come, None for all (see `nvidia.fewer_rows`),
-            where there may be fewer rows than these have; as far as they were lowered.
+        rows: by ring, and variant of it, the rows of each stream's tensor, if the last tile may have fewer than others, else None
+            (see `nvidia.fewer_rows`); as far as they were lowered.
         cluster: how many blocks load some tiles together; 1 if none do. `clusters`: of mapped partitions, by their names.
         early: whether launches may begin early (see `nvidia.early_starts`): its blocks stay, and visit the tiles of a partition.
         products: what warpgroups were asked for, and what was waited for, since the tiles of a turn were taken, as far as it was
@@ -159,7 +159,7 @@ class Pipelines:
         self.summed = False
         self.barriers: dict[int, int] = {}
         self.begun: list[tuple[Any, ir.Value]] = []
-        self.coming: dict[int, list[tuple[Any, ir.Value | None]]] = {}
+        self.rows: dict[tuple[int, int], list[Any]] = {}
         self.barrier_bytes = self.received = 0
         self.sums: list[tuple[int, int]] = []
         self.read: set[int] = set()
@@ -175,6 +175,17 @@ class Pipelines:
         self.places: dict[tuple[int, ...], int] = {}
         self.parked_bytes = 0
         self.maps: list[TensorMap] = []
+
+    def number_of(self, tensor_map: TensorMap) -> int:
+        """The number of a tensor map that the kernel gets."""
+        if tensor_map not in self.maps:
+            self.maps.append(tensor_map)
+        return self.maps.index(tensor_map)
+
+    @property
+    def by_warp(self) -> bool:
+        """Whether it takes a warp to fill stages, of which one thread has tiles brought."""
+        return self.copied or any(rows is not None for several in self.rows.values() for rows in several)
 
     def note_read(self, ring: int) -> None:
         """Threads read tiles of a ring by themselves, and those who have its stages filled must wait for that."""

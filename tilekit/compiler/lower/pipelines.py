@@ -24,7 +24,7 @@ from tilekit.compiler.lower.atomic import SCOPES, look
 from tilekit.compiler.lower.indexed import check_points, index_parts
 from tilekit.compiler.lower.views import all_of_grid, load_of_row, tiles_of_row
 from tilekit.compiler.nvidia.multibuffer import RingType, narrow, the_pipelines, the_ring, wait
-from tilekit.compiler.nvidia.stage_copies import fill, one_producer
+from tilekit.compiler.nvidia.stage_copies import fill, first_producers, one_producer
 from tilekit.compiler.nvidia.staged import StagedType
 from tilekit.compiler.nvidia.vectors import StagedVectorType
 from tilekit.compiler.nvidia.wgmma import forget
@@ -108,8 +108,10 @@ def role() -> Any:
     def emit(builder: ir.IRBuilder) -> ir.Value:
         consumes = builder.icmp_unsigned("<", special_register(builder, "tid.x"), integer(32, first_producer))
         other: ir.Value = integer(32, intrinsics.PRODUCER)
-        if not the_pipelines().copied:
-            other = builder.select(one_producer(builder), other, integer(32, 2))
+        state = the_pipelines()
+        if not state.copied:
+            loads = first_producers(builder) if state.by_warp else one_producer(builder)
+            other = builder.select(loads, other, integer(32, 2))
         return builder.select(consumes, integer(32, intrinsics.CONSUMER), other)
 
     return types.int32, emit
@@ -181,7 +183,7 @@ def put(ring: types.Type, turn: types.Type, k: types.Type, *rows: types.Type) ->
         stage = _wait_until_empty(builder, ring_type, base, turn)
         row_values = [(_row(ty), _as_row(builder, ty, value)) for ty, value in zip(rows, values, strict=True)]
         indices = [row.index(builder, value, _tile_index(builder, row, k)) for row, value in row_values]
-        fill(builder, ring_type, base, stage, [(*one, index) for one, index in zip(row_values, indices, strict=True)])
+        fill(builder, ring_type, base, stage, k, [(*one, index) for one, index in zip(row_values, indices, strict=True)])
 
     return types.none, emit
 

@@ -11,7 +11,7 @@ each of them arrives at `full` when its copies have.
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
@@ -141,12 +141,15 @@ class Way(NamedTuple):
         together: the blocks of a cluster that it comes to.
         turned: the dimension of the tensor that is the fastest in a stage, if that is not the one without gaps: threads transpose
             such tiles as they copy them.
+        last: the dimension along which the last tile may have less, and the number of its map (see `fewer_rows`); None if no tile
+            has.
     """
 
     map: int | None
     nbytes: int = 0
     together: Together = Together()
     turned: int | None = None
+    last: tuple[int, int] | None = None
 
     def __str__(self) -> str:
         copied = f"cp.async of {self.nbytes} bytes" if self.map is None else "TMA"
@@ -282,13 +285,12 @@ def _turned(grid: TileGridType, summed: int, number: int) -> tuple[StagedType, W
 
 
 def _staged(
-    grid: types.Type, state: Pipelines, together: Together, number: int, summed: int, before: StagedType | None, shrinks: bool
+    grid: types.Type, state: Pipelines, together: Together, number: int, summed: int, before: StagedType | None
 ) -> tuple[StagedType, Way]:
     """How tiles of a grid lie in a stage, and how they come: to blocks `together`, if they can be divided into so many parts.
 
-    If it `shrinks`, no more of a tile comes than there is. Threads read across the `summed` dimension, if it is not 0 (see
-    `passes.summed`). A tile that follows one `before` goes on in panels of the same width: a product by warpgroups takes as many
-    columns of the last one as there are.
+    Threads read across the `summed` dimension, if it is not 0 (see `passes.summed`). A tile that follows one `before` goes on in
+    panels of the same width: a product by warpgroups takes as many columns of the last one as there are.
     """
     assert isinstance(grid, TileGridType), "the language takes no other streams"
     tensor, cut = grid.tensor, grid.cut
@@ -315,11 +317,12 @@ def _staged(
     if not vector and tile.nbytes % RING_ALIGNMENT:
         raise Unfit(f"tiles of {name} have {tile.nbytes} bytes, no multiple of {RING_ALIGNMENT}")
     for blocks in dict.fromkeys((together, Together())):
-        tensor_map = _map_of(grid, tile, state, blocks.parts, shrinks=shrinks)
-        if tensor_map is not None:
-            if tensor_map not in state.maps:
-                state.maps.append(tensor_map)
-            return tile, Way(state.maps.index(tensor_map), together=blocks)
+        tensor_map = _map_of(grid, tile, state, blocks.parts)
+        if tensor_map is None:
+            continue
+        number, dim = state.number_of(tensor_map), fewer_rows.rows_of(grid) if blocks.parts == 1 and not vector else None
+        last = None if dim is None else (dim, state.number_of(dataclasses.replace(tensor_map, last=dim)))
+        return tile, Way(number, together=blocks, last=last)
     strides = [facts.strides[d] * itemsize for d in order[:-1]]
     least = max(_LEAST_COPY, itemsize)
     if facts.align < least:
@@ -329,7 +332,7 @@ def _staged(
     return tile, Way(None, min([ACCESS_BYTES, facts.align, *(stride & -stride for stride in strides if stride)]))
 
 
-def _map_of(grid: TileGridType, tile: StagedType, state: Pipelines, parts: int, *, shrinks: bool) -> TensorMap | None:
+def _map_of(grid: TileGridType, tile: StagedType, state: Pipelines, parts: int) -> TensorMap | None:
     """The tensor map that brings tiles of a grid in so many parts; None if the tensor memory accelerator cannot."""
     tensor, extents, order = grid.tensor, grid.cut.extents, memory_order(grid)[::-1]
     facts, itemsize, unit = tensor.facts, tensor.dtype.itemsize, order[0]
@@ -347,9 +350,8 @@ def _map_of(grid: TileGridType, tile: StagedType, state: Pipelines, parts: int, 
         if slowest is None or tile.rows % (parts * LEAST_ROWS) or box[slowest] % parts:
             return None
         box[slowest] //= parts
-    fewer = fewer_rows.rows_of(grid) if shrinks and parts == 1 and not tile.is_vector else None
     number, swizzle = state.tensors[tensor.parameter][0], 0 if tile.is_vector else tile.span
-    return TensorMap(number, tensor.dtype.name, tuple(box), order, swizzle, fewer)
+    return TensorMap(number, tensor.dtype.name, tuple(box), order, swizzle)
 
 
 def by_panels(tile: StagedType, parts: int) -> bool:
@@ -376,8 +378,7 @@ def ring(
     for n, grid in enumerate(grids):
         behind = bool(known(follows) >> n & 1)
         blocks, before = Together.along(cluster, known(shared)[n]), ways[-1][0] if behind else None
-        alike = len(known(counts)) == 1
-        ways.append((*_staged(grid, state, blocks, known(number), known(summed)[n], before, alike), behind))
+        ways.append((*_staged(grid, state, blocks, known(number), known(summed)[n], before), behind))
     staged = iter(ways)
     variants = tuple(Variant(*zip(*itertools.islice(staged, count), strict=True)) for count in known(counts))
     each = max(sum(variant.rooms) for variant in variants)
@@ -404,13 +405,13 @@ def ring(
 
     def emit(builder: ir.IRBuilder, *values: ir.Value) -> ir.Value:
         tensors = _flat(builder, passed, values[-len(passed) :])
-        lines = [
-            None if dim is None else fewer_rows.lines_of(builder, grid, tensor, tile, dim)
-            for (tile, way, _), grid, tensor in zip(ways, grids, tensors, strict=True)
-            for dim in (None if way.map is None else state.maps[way.map].shrinks,)
+        rows = [
+            None if way.last is None else fewer_rows.Rows.of(builder, grid, tensor, *way.last)
+            for (_, way, _), grid, tensor in zip(ways, grids, tensors, strict=True)
         ]
-        if any(come is not None for come in lines):
-            state.coming[ring_type.number] = list(zip(ring_type.tiles, lines, strict=True))
+        each_way = iter(rows)
+        for which, several in enumerate(known(counts)):
+            state.rows[ring_type.number, which] = list(itertools.islice(each_way, several))
         state.barriers[ring_type.number] = begin + BARRIER_ROOM - state.barrier_bytes
         state.barrier_bytes += 2 * _BARRIER * count
         state.ring_bytes += count * each
@@ -442,10 +443,11 @@ def _flat(builder: ir.IRBuilder, kinds: tuple[types.Type, ...], values: tuple[ir
 
 
 def _begin(builder: ir.IRBuilder, state: Pipelines) -> None:
-    """Let one thread fetch the tensor maps and make the barriers of all rings, and all threads zero what never comes."""
+    """Let one thread fetch the tensor maps and make the barriers of all rings."""
     arriving = current().config.num_warps
     variants = [variant for ring, _ in state.begun for variant in ring.variants]
-    maps = dict.fromkeys(way.map for variant in variants for way in variant.ways if way.map is not None)
+    ways = [way for variant in variants for way in variant.ways if way.map is not None]
+    maps = dict.fromkeys(number for way in ways for number in (way.map, *(way.last or ())[1:]))
     with builder.if_then(builder.icmp_unsigned("==", special_register(builder, "tid.x"), integer(32, 0))):
         for number in maps:  # the first tiles come by them at once
             address = builder.ptrtoint(tensor_map_of(builder, number), i64)
@@ -459,10 +461,6 @@ def _begin(builder: ir.IRBuilder, state: Pipelines) -> None:
                     asm(builder, text, "r,~{memory}", _VOID, [where], effect=True)
         if state.target.tma:
             asm(builder, "fence.mbarrier_init.release.cluster;", "~{memory}", _VOID, [], effect=True)
-    for ring, base in state.begun:
-        if ring.number in state.coming:
-            places = functools.partial(ring.places, builder, base)
-            fewer_rows.clear(builder, ring.stages, places, state.coming[ring.number])
 
 
 @lowers(intrinsics.variant)

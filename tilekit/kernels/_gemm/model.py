@@ -41,8 +41,8 @@ _FETCHED, _ARRIVING, _CACHED, _ACROSS = 85, 100, 13500, 5200
 _TWO_LINES, _SHIFTED = 1.85, 1.45
 # For each column of a tile of `b` that is turned over in a step, which the next product waits for.
 _TURNING = 1.95
-# Rows that a tile has beyond a matrix are zeros, which come so slowly, where the matrix has more rows than a tile: with tiles of
-# 128 x 128, 256 x 8192 x 8192 takes 50 us, and with 224, 194, 160, 129 rows 51, 73, 83, 93.
+# Rows that a tile has beyond a matrix are zeros, which come so slowly to blocks that load it together: with tiles of 128 x 128,
+# 256 x 8192 x 8192 took 50 us, and with 224, 194, 160, 129 rows 51, 73, 83, 93.
 _BEYOND = 1000
 # The same where short sums of 8-bit floats are added up: by one warpgroup, and by several, of which another multiplies meanwhile.
 _SUMMING_WAITS, _SUMMING, _SUMMING_TOGETHER = 105, 1.95, 1.24
@@ -289,7 +289,7 @@ def clocks(product: Product, way: Way) -> float:
     # Of what lies across K, short rows take as long as longer ones: it comes in panels.
     panels = [STAGED_BYTES // product.itemsize if across else 1 for across in product.across]
     # And no more comes of what lies along K than there is, to blocks that load alone.
-    lone = (not product.across[0] and beside == 1, not product.across[1] and below == 1 and columns_of(bn) is None)
+    lone = (not product.across[0] and beside == 1, not product.across[1] and below == 1)
     sizes = (min(bm, m) if lone[0] else bm, min(bn, n) if lone[1] else bn)
     high, wide = (-(-size // panel) * panel for size, panel in zip(sizes, panels, strict=True))
     mine_of_a, mine_of_b = high / beside, wide / below
@@ -335,10 +335,11 @@ def clocks(product: Product, way: Way) -> float:
     stays = min(1.0, max(0.0, (_GONE - of_a - of_b) / (_GONE - _STAYS)))
     memory = (1 - stays) * (of_a + of_b) / _MEMORY
     near = (of_a * min(_APART, across / beside) + of_b * min(_APART, down / below)) / _NEAR
-    # Rows and columns that are loaded beyond the operands.
+    # What the tiles have beyond the operands: it does not come to blocks that load alone, and the others get zeros.
     less, more = max(0, (down - 1) * bm + sizes[0] - m), max(0, (across - 1) * bn + (room if sizes[1] == bn else sizes[1]) - n)
-    beyond = batch * steps * STAGED_BYTES * (less * across / beside + more * down / below)
-    cached = (every * fetched - beyond) / (_CACHED if product.lines else _ACROSS) + beyond / _BEYOND
+    beyond = [batch * steps * STAGED_BYTES * size for size in (less * across / beside, more * down / below)]
+    zeros = sum(size for size, absent in zip(beyond, lone, strict=True) if not absent)
+    cached = (every * fetched - sum(beyond)) / (_CACHED if product.lines else _ACROSS) + zeros / _BEYOND
     own = mine_of_a + mine_of_b
     fetching = mine * STAGED_BYTES * ((own + again) / _FETCHED + (high + wide - own) / _ARRIVING)
     order = _ORDER * (stages / _STAGES) ** _DEEPER
