@@ -182,11 +182,6 @@ class Pipelines:
             self.maps.append(tensor_map)
         return self.maps.index(tensor_map)
 
-    @property
-    def by_warp(self) -> bool:
-        """Whether it takes a warp to fill stages, of which one thread has tiles brought."""
-        return self.copied or any(rows is not None for several in self.rows.values() for rows in several)
-
     def note_read(self, ring: int) -> None:
         """Threads read tiles of a ring by themselves, and those who have its stages filled must wait for that."""
         self.read.add(ring)

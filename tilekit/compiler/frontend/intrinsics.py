@@ -13,7 +13,7 @@ from tilekit.lang import create, matmul, memory
 from tilekit.lang.shape import broadcast_to
 
 __all__ = [
-    "CONSUMER", "PRODUCER", "counted", "drain", "end", "everybody", "give", "join", "last", "load_beside",
+    "CONSUMER", "PRODUCER", "clear", "counted", "drain", "end", "everybody", "give", "join", "last", "load_beside",
     "load_tile_like_beside", "meet", "mma_abreast", "multiple", "nth", "one_tile", "operand", "operand_tile", "part", "peek",
     "place", "put", "registers", "ring", "role", "spread", "steps", "store_piece", "sum_of_blocks", "take", "variant",
     "wait_product", "within",
@@ -61,8 +61,13 @@ def peek(tensor: Any, indices: Any, scope: Any) -> Any:
     """An element, for the thread that issues copies alone: what others wrote before it is there for the copies that follow."""
 
 
-def put(ring: Any, turn: Any, k: Any, *rows: Any) -> Any:
-    """Issue copies of the tiles of turn `k` of a loop, as soon as a stage is empty; `turn` counts those of all loops."""
+def clear(ring: Any, turn: Any, k: Any, *rows: Any) -> Any:
+    """Zero what does not come of the tiles of a loop over rows, which has `k` turns; `turn` is the first."""
+
+
+def put(ring: Any, turn: Any, k: Any, cleared: Any, *rows: Any) -> Any:
+    """Issue copies of the tiles of turn `k` of a loop, as soon as a stage is empty; `turn` counts those of all loops. Of tiles
+    beyond a tensor, no zeros need come if that is `cleared`."""
 
 
 def take(ring: Any, turn: Any, lines: Any) -> Any:

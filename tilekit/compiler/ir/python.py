@@ -225,7 +225,8 @@ class _Emitter:
                 before, row = self.one_tile(stream, k)
                 turns, rows = [*turns, *before], [*rows, row]
             at: ast.expr = ast.Constant(0) if gathered else k
-            turns += [ast.Expr(call(intrinsics.put, ring, turn, at, *rows)), *body, self.further(counter)]
+            cleared = ast.Constant(not gathered)
+            turns += [ast.Expr(call(intrinsics.put, ring, turn, at, cleared, *rows)), *body, self.further(counter)]
         else:
             assert target is not None, "it takes tiles"
             lines = [ast.Tuple([], ast.Load()) for _ in range(2)]
@@ -236,6 +237,8 @@ class _Emitter:
             give = [] if any(map(_gives, loop.regions[0].operations)) else self.give(loop.keywords["ring"], k, own)
             turns = [take, *body, *give]
             behind.append(ast.Expr(call(intrinsics.last, ring, turn, count, lines[1])))
+            if not gathered:
+                statements.append(ast.Expr(call(intrinsics.clear, ring, turn, count, *rows)))
             self.places |= {id(statement): loop.location for statement in (take, *give)}
         if once:
             return [*statements, ast.If(count, turns, []), *behind]

@@ -23,8 +23,9 @@ from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP
 from tilekit.compiler.lower.atomic import SCOPES, look
 from tilekit.compiler.lower.indexed import check_points, index_parts
 from tilekit.compiler.lower.views import all_of_grid, load_of_row, tiles_of_row
+from tilekit.compiler.nvidia import fewer_rows
 from tilekit.compiler.nvidia.multibuffer import RingType, narrow, the_pipelines, the_ring, wait
-from tilekit.compiler.nvidia.stage_copies import fill, first_producers, one_producer
+from tilekit.compiler.nvidia.stage_copies import fill, one_producer
 from tilekit.compiler.nvidia.staged import StagedType
 from tilekit.compiler.nvidia.vectors import StagedVectorType
 from tilekit.compiler.nvidia.wgmma import forget
@@ -108,10 +109,8 @@ def role() -> Any:
     def emit(builder: ir.IRBuilder) -> ir.Value:
         consumes = builder.icmp_unsigned("<", special_register(builder, "tid.x"), integer(32, first_producer))
         other: ir.Value = integer(32, intrinsics.PRODUCER)
-        state = the_pipelines()
-        if not state.copied:
-            loads = first_producers(builder) if state.by_warp else one_producer(builder)
-            other = builder.select(loads, other, integer(32, 2))
+        if not the_pipelines().copied:
+            other = builder.select(one_producer(builder), other, integer(32, 2))
         return builder.select(consumes, integer(32, intrinsics.CONSUMER), other)
 
     return types.int32, emit
@@ -168,8 +167,37 @@ def _wait_until_empty(builder: ir.IRBuilder, ring: RingType, base: ir.Value, tur
     return stage
 
 
+@lowers(intrinsics.clear)
+def clear(ring: types.Type, turn: types.Type, k: types.Type, *rows: types.Type) -> Any:
+    ring_type = the_ring(ring)
+
+    def emit(builder: ir.IRBuilder, base: ir.Value, turn: ir.Value, k: ir.Value, *values: ir.Value) -> None:
+        fewer = _fewer(builder, ring_type, rows, values)
+        if any(fewer):
+            most = ir.Constant(k.type, ring_type.stages)
+            stages = narrow(builder, builder.select(builder.icmp_signed("<", k, most), k, most))
+
+            def places(further: ir.Value) -> list[ir.Value]:
+                stage, _ = ring_type.stage(builder, builder.add(narrow(builder, turn), further))
+                return ring_type.places(builder, base, stage)
+
+            fewer_rows.clear(builder, stages, places, list(zip(ring_type.tiles, fewer, strict=True)))
+
+    return types.none, emit
+
+
+def _fewer(
+    builder: ir.IRBuilder, ring: RingType, rows: Sequence[types.Type], values: Sequence[ir.Value]
+) -> list[fewer_rows.Fewer | None]:
+    """Whether the tiles of each stream of a loop have fewer rows than others; None if they never have."""
+    return [
+        of and of.fewer(builder, tile, _row(ty), _as_row(builder, ty, value))
+        for of, tile, ty, value in zip(the_pipelines().rows[ring.number, ring.which], ring.tiles, rows, values, strict=True)
+    ]
+
+
 @lowers(intrinsics.put)
-def put(ring: types.Type, turn: types.Type, k: types.Type, *rows: types.Type) -> Any:
+def put(ring: types.Type, turn: types.Type, k: types.Type, cleared: types.Type, *rows: types.Type) -> Any:
     ring_type = the_ring(ring)
     for tensor, way in zip((_row(row).grid.tensor for row in rows), ring_type.ways, strict=True):
         # The ring is that of the whole tensor, of which this may be the rest. The accelerator's boxes begin where copies of 16
@@ -179,11 +207,13 @@ def put(ring: types.Type, turn: types.Type, k: types.Type, *rows: types.Type) ->
             begins = f"may begin at a multiple of {tensor.facts.align} bytes"
             raise Unfit(f"{tensor.parameter} is a slice that {begins}; copies are of {least}")
 
-    def emit(builder: ir.IRBuilder, base: ir.Value, turn: ir.Value, k: ir.Value, *values: ir.Value) -> None:
+    def emit(builder: ir.IRBuilder, base: ir.Value, turn: ir.Value, k: ir.Value, _: ir.Value, *values: ir.Value) -> None:
         stage = _wait_until_empty(builder, ring_type, base, turn)
         row_values = [(_row(ty), _as_row(builder, ty, value)) for ty, value in zip(rows, values, strict=True)]
         indices = [row.index(builder, value, _tile_index(builder, row, k)) for row, value in row_values]
-        fill(builder, ring_type, base, stage, k, [(*one, index) for one, index in zip(row_values, indices, strict=True)])
+        fewer = _fewer(builder, ring_type, rows, values) if known(cleared) else [None] * len(rows)
+        streams = [(*one, index, few) for one, index, few in zip(row_values, indices, fewer, strict=True)]
+        fill(builder, ring_type, base, stage, streams)
 
     return types.none, emit
 

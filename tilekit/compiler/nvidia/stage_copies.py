@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 from llvmlite import ir
 from numba.cuda import cgutils
@@ -17,11 +17,11 @@ from tilekit.compiler.codegen.types import i32, i64, integer
 from tilekit.compiler.codegen.view_types import TileRowType
 from tilekit.compiler.layouts.conversion import Swizzle
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP, Layout
-from tilekit.compiler.nvidia import fewer_rows
-from tilekit.compiler.nvidia.multibuffer import RingType, Way, by_panels, memory_order, tensor_map_of, the_pipelines
+from tilekit.compiler.nvidia.fewer_rows import Fewer
+from tilekit.compiler.nvidia.multibuffer import RingType, Together, Way, by_panels, memory_order, tensor_map_of, the_pipelines
 from tilekit.compiler.nvidia.staged import StagedType
 
-__all__ = ["dealt", "fill", "first_producers", "one_producer"]
+__all__ = ["dealt", "fill", "one_producer"]
 
 _UNROLLED = 16  # copies of a tile that are written out for a thread; of more there is a loop
 _SECTOR_BITS, _PIECE_BITS = 3, 2  # words of a sector of the L2 cache; of 16 bytes of shared memory
@@ -33,8 +33,7 @@ def fill(
     ring: RingType,
     base: ir.Value,
     stage: ir.Value,
-    turn: ir.Value,
-    rows: list[tuple[TileRowType, ir.Value, list[ir.Value]]],
+    streams: list[tuple[TileRowType, ir.Value, list[ir.Value], Fewer | None]],
 ) -> None:
     """Have the tiles of a turn brought to a stage, which is empty.
 
@@ -42,33 +41,23 @@ def fill(
         builder: where the threads do so that load.
         ring, base: the ring.
         stage: the number of the stage.
-        turn: that of the turn in its loop.
-        rows: for each stream its type, its value, and the index of the tile.
+        streams: of each its type, its value, the index of the tile, and whether it has fewer rows than others (None: never).
     """
     full = ring.full(builder, base, stage)
     targets = ring.places(builder, base, stage)
-    begins = [[] if way.map is None else _begins(builder, *stream) for stream, way in zip(rows, ring.ways, strict=True)]
-    first = builder.icmp_unsigned("<", turn, ir.Constant(turn.type, ring.stages))
-    coming = [
-        None if of is None else of.coming(builder, row, tile, at, first)
-        for of, (row, _, _), tile, at in zip(the_pipelines().rows[ring.number, ring.which], rows, ring.tiles, begins, strict=True)
-    ]
-    fewer = [(one, target) for one, target in zip(coming, targets, strict=True) if one is not None]
-    if fewer:
-        with _first_of_them(builder):
-            fewer_rows.clear(builder, fewer)
     if ring.accelerated:
         with _one_of_them(builder):
             nbytes, letter = integer(32, ring.brought), "n"
-            if fewer:
-                nbytes, letter = builder.sub(nbytes, fewer_rows.missing(builder, [one for one, _ in fewer])), "r"
+            for *_, fewer in streams:
+                if fewer is not None:
+                    nbytes, letter = builder.sub(nbytes, fewer.missing), "r"
             text = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;"
             # Who only waits and asks for tiles has few registers, and nothing to gain from a loop that is unrolled.
             asm(builder, text, f"r,{letter},~{{memory}}", _VOID, [full, nbytes], effect=True, once=True)
-            for (row, _, _), tile, way, *where in zip(rows, ring.tiles, ring.ways, targets, begins, coming, strict=True):
+            for (row, value, index, fewer), tile, way, target in zip(streams, ring.tiles, ring.ways, targets, strict=True):
                 if way.map is not None:
-                    _load(builder, row, tile, way, full, *where)
-    for (row, value, index), tile, way, target in zip(rows, ring.tiles, ring.ways, targets, strict=True):
+                    _load(builder, row, value, tile, way.map, target, full, index, way.together, fewer)
+    for (row, value, index, _), tile, way, target in zip(streams, ring.tiles, ring.ways, targets, strict=True):
         if way.map is None:
             _copy(builder, row, value, tile, way, target, index)
     if ring.copied:
@@ -79,42 +68,18 @@ def fill(
 @contextmanager
 def _one_of_them(builder: ir.IRBuilder) -> Iterator[None]:
     """What one thread does, if there are several that load."""
-    if not the_pipelines().by_warp:
-        yield
-        return
-    with builder.if_then(one_producer(builder) if the_pipelines().copied else elected(builder)):
-        yield
-
-
-@contextmanager
-def _first_of_them(builder: ir.IRBuilder) -> Iterator[None]:
-    """What one warp does, if there are several that load."""
     if not the_pipelines().copied:
         yield
         return
-    with builder.if_then(first_producers(builder)):
+    with builder.if_then(one_producer(builder)):
         yield
-
-
-def first_producers(builder: ir.IRBuilder) -> ir.Value:
-    """Whether a thread is of the first warp of those that load."""
-    warp = builder.lshr(special_register(builder, "tid.x"), integer(32, WARP.bit_length() - 1))
-    return builder.icmp_unsigned("==", warp, integer(32, current().config.num_warps))
 
 
 def one_producer(builder: ir.IRBuilder) -> ir.Value:
     """Whether a thread is that one of those that load which has tiles brought; all of its warp ask together."""
-    return builder.and_(first_producers(builder), elected(builder))
-
-
-def _begins(builder: ir.IRBuilder, row: TileRowType, value: ir.Value, index: list[ir.Value]) -> list[ir.Value]:
-    """Where the tile of an index begins in the parameter, along each dimension."""
-    tensor, sliced = row.grid.tensor, builder.extract_value(value, 0)
-    assert tensor.origins is not None, "the ring is that of a whole tensor, of which such slices are the rest"
-    return [
-        builder.add(builder.mul(at, integer(32, n)), tensor_field(builder, tensor, sliced, f"origin{d}"))
-        for d, (at, n) in enumerate(zip(index, row.grid.cut.steps, strict=True))
-    ]
+    warp = builder.lshr(special_register(builder, "tid.x"), integer(32, WARP.bit_length() - 1))
+    first = builder.icmp_unsigned("==", warp, integer(32, current().config.num_warps))
+    return builder.and_(first, elected(builder))
 
 
 def dealt(
@@ -219,21 +184,28 @@ def _anew(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
 def _load(
     builder: ir.IRBuilder,
     row: TileRowType,
+    value: ir.Value,
     tile: StagedType,
-    way: Way,
-    full: ir.Value,
+    number: int,
     target: ir.Value,
-    begins: list[ir.Value],
-    coming: fewer_rows.Coming | None,
+    full: ir.Value,
+    index: list[ir.Value],
+    together: Together,
+    fewer: Fewer | None,
 ) -> None:
-    """Have a tile brought, or what there is of it: a copy for each panel. If it comes to several blocks, each has a part brought
-    to all of them."""
-    number, together = way.map, way.together
+    """Have a tile brought: a copy for each panel. If it comes to blocks `together`, each has a part brought to all of them."""
+    tensor, steps = row.grid.tensor, row.grid.cut.steps
+    assert tensor.origins is not None, "the ring is that of a whole tensor, of which such slices are the rest"
     order = the_pipelines().maps[number].order
+    sliced = builder.extract_value(value, 0)
+    begins = [
+        builder.add(builder.mul(at, integer(32, n)), tensor_field(builder, tensor, sliced, f"origin{d}"))
+        for d, (at, n) in enumerate(zip(index, steps, strict=True))
+    ]
     step, rank = tile.span // tile.dtype.itemsize, len(order)
     tensor_map = tensor_map_of(builder, number)
-    if way.last is not None:
-        tensor_map = builder.select(coming.last, tensor_map_of(builder, way.last[1]), tensor_map)
+    if fewer is not None:
+        tensor_map = builder.select(fewer.holds, tensor_map_of(builder, fewer.map), tensor_map)
     tensor_map = builder.ptrtoint(tensor_map, i64)
     coordinates = ", ".join(f"${3 + d}" for d in range(rank))
     # For an address in a cluster's memory, code for sm_120 makes sure that it is the block's own, with a stack for the message.
@@ -260,15 +232,14 @@ def _load(
             where[slowest] = builder.add(where[slowest], builder.mul(part, integer(32, box[order[slowest]])))
             ahead = tile.rows // parts * tile.span
         target = builder.add(target, builder.mul(part, integer(32, ahead)))
-    with nullcontext() if coming is None else builder.if_then(coming.some):
-        for panel in range(panels):
-            moved = [builder.add(where[0], integer(32, panel * step)), *where[1:]]
-            address = builder.add(target, integer(32, panel * tile.rows * tile.span))
-            asm(
-                builder,
-                text,
-                ",".join(["r", "l", "r", *["r"] * rank, *["r" for _ in everybody], "~{memory}"]),
-                _VOID,
-                [address, tensor_map, full, *moved, *everybody],
-                effect=True,
-            )
+    for panel in range(panels):
+        moved = [builder.add(where[0], integer(32, panel * step)), *where[1:]]
+        address = builder.add(target, integer(32, panel * tile.rows * tile.span))
+        asm(
+            builder,
+            text,
+            ",".join(["r", "l", "r", *["r"] * rank, *["r" for _ in everybody], "~{memory}"]),
+            _VOID,
+            [address, tensor_map, full, *moved, *everybody],
+            effect=True,
+        )
