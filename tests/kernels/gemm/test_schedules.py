@@ -60,7 +60,7 @@ def test_the_model_agrees_with_what_was_measured(monkeypatch):
     monkeypatch.setattr(model, "_STAGES_ALONE", 4)  # as many as blocks had when these were
     products = [{**each, "itemsize": dtypes.as_dtype(each["dtype"]).itemsize} for each in measured("tiles-h200.json")]
     behind, off = behind_and_off(products)
-    assert len(behind) == 205
+    assert len(behind) == 115
     assert geometric_mean(behind) <= 1.025
     assert max(behind) <= 1.35
     assert median(off) <= 0.25
@@ -68,14 +68,14 @@ def test_the_model_agrees_with_what_was_measured(monkeypatch):
 
 def test_the_model_agrees_with_what_was_measured_of_few_rows():
     behind, off = behind_and_off([{**each, "itemsize": 2, "batch": 1} for each in measured("short-h200.json")])
-    assert len(behind) == 22
+    assert len(behind) == 9
     assert geometric_mean(behind) <= 1.055
     assert max(behind) <= 1.3
-    assert median(off) <= 0.12
+    assert median(off) <= 0.15
 
 
 @pytest.mark.parametrize(
-    ("file", "count", "mean"), [("ways-h200.json", 114, 1.04), ("tall-h200.json", 87, 1.04), ("shared-h200.json", 347, 1.03)]
+    ("file", "count", "mean"), [("ways-h200.json", 94, 1.04), ("tall-h200.json", 73, 1.04), ("shared-h200.json", 264, 1.03)]
 )
 def test_the_model_agrees_with_what_was_measured_of_all_ways(file, count, mean):
     """Of products drawn for sweeps, of Llama 3's layers, and their transposes; with clusters, and blocks that share tiles."""
@@ -117,7 +117,7 @@ def tile_of(*asked, **options):
     ("shape", "tile"),
     [
         # The best of 24 tiles and splits on an H200, by itself or with others.
-        ((171, 8192, 28672), (128, 176)),  # of the transpose, in two parts: rows of 256 are a third for nothing
+        ((270, 4096, 4096), (64, 144)),  # of the transpose: 15.3 us, with 128 x 144 in two parts 17.2
         ((768, 6144, 4096), (256, 144)),  # 52 us, with 128 x 128 73
         ((512, 4096, 4096), (128, 128)),
         ((8192, 8192, 8192), (128, 256)),
@@ -263,7 +263,7 @@ def test_sides_of_a_tile_and_a_bit_are_no_two_tiles(dtype, layout, shape, tile):
 
 
 def test_columns_that_come_in_panels_take_as_long_to_load_as_whole_ones():
-    products = [of(4096, 1440, 8192, across=(False, across)) for across in (False, True)]
+    products = [of(4096, 5760, 8192, across=(False, across)) for across in (False, True)]
     deep, wide = ([model.clocks(product, model.Way(128, n, 8)) for n in (144, 192)] for product in products)
     assert deep[0] < wide[0]
     assert deep[1] == wide[1]
@@ -292,11 +292,15 @@ def test_an_odd_number_of_rows_of_tiles_has_no_clusters_in_the_model():
     assert alone > odd
 
 
-def test_rows_beyond_a_matrix_take_longer():
-    """As measured: with tiles of 128 x 128, 129 rows take longer than 256."""
-    taken = [model.clocks(of(rows, 8192, 8192), model.Way(128, 128, 8)) for rows in (129, 194, 256)]
-    assert taken == sorted(taken, reverse=True)
-    assert taken[0] > 1.3 * taken[-1]
+def test_rows_beyond_a_matrix_take_longer_if_blocks_load_them_together():
+    """As measured: with tiles of 128 x 128, 129 rows took longer than 256. To blocks by themselves, no such rows come."""
+    alone, together = (
+        [model.clocks(of(rows, 8192, 8192), model.Way(128, 128, 8, cluster=cluster)) for rows in (129, 194, 256)]
+        for cluster in (None, (1, 2))
+    )
+    assert together == sorted(together, reverse=True)
+    assert alone == sorted(alone)
+    assert together[0] > 1.2 * together[-1]
 
 
 def test_blocks_with_one_tile_each_load_the_larger_operand_together():
@@ -614,7 +618,7 @@ def test_a_thread_of_exact_float32_reads_an_operand_for_eight_products(n, turned
 
 def test_what_is_added_to_transposes_of_a_batch_may_be_one_matrix():
     op = kernels.gemm(
-        api.meta((5, 80, 240), tk.float8_e4m3fn), api.meta((176, 240), tk.float8_e4m3fn).T, api.meta((80, 176)), dtype=tk.float32
+        api.meta((5, 24, 240), tk.float8_e4m3fn), api.meta((176, 240), tk.float8_e4m3fn).T, api.meta((24, 176)), dtype=tk.float32
     )
     op.consumed()
     (launch,) = op.parts()
