@@ -111,14 +111,14 @@ def clear(
         barrier(builder)  # all have read what was there
         thread = builder.mul(special_register(builder, "tid.x"), integer(32, ACCESS_BYTES))
         with cgutils.for_range(builder, stages, intp=i32) as loop:
-            for (tile, fewer), place in zip(tiles, places(loop.index), strict=True):
+            for (tile, fewer), address in zip(tiles, places(loop.index), strict=True):
                 if fewer is None:
                     continue
                 panel = integer(32, tile.rows * tile.span)
                 first = builder.add(builder.select(fewer.holds, fewer.nbytes, panel), thread)
                 with cgutils.for_range_slice(builder, first, panel, integer(32, threads * ACCESS_BYTES), intp=i32) as (offset, _):
                     for at in range(tile.panels):
-                        where = builder.add(place, builder.add(offset, integer(32, at * tile.rows * tile.span)))
+                        where = builder.add(address, builder.add(offset, integer(32, at * tile.rows * tile.span)))
                         text = "st.shared.v4.b32 [$0], {$1, $1, $1, $1};"
                         asm(builder, text, "r,r,~{memory}", _VOID, [where, integer(32, 0)], effect=True, once=True)
         asm(builder, "fence.proxy.async.shared::cta;", "~{memory}", _VOID, [], effect=True)
