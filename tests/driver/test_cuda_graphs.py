@@ -11,7 +11,7 @@ from tilekit import api
 from tilekit._native import compiled as native
 from tilekit.compiler.kernel import CompiledKernel
 
-compiled = pytest.mark.skipif(native.Program is None, reason="tilekit was installed without a C compiler")
+compiled = pytest.mark.skipif(native is None, reason="tilekit was installed without a C compiler")
 
 
 @tk.kernel

@@ -10,11 +10,12 @@ from fake_gpu import fake_device
 import tilekit as tk
 from tilekit import _native, api
 from tilekit._capture.recorder import Recording
-from tilekit._native import program
 from tilekit.ops.fast_path import FAST_PATH
 
-pytestmark = pytest.mark.skipif(_native.compiled is None, reason="tilekit was installed without a C compiler")
+if _native.compiled is None:
+    pytest.skip("tilekit was installed without a C compiler", allow_module_level=True)
 pytest.importorskip("numba.cuda", reason="compiles kernels")
+program = pytest.importorskip("tilekit._native.program")
 
 
 @tk.kernel
