@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tilekit.compiler.frontend import intrinsics
 from tilekit.compiler.frontend.bound import BoundKernel, compile_tree, without_type_parameters
@@ -38,6 +38,20 @@ __all__ = ["to_python"]
 _OPERATORS = {symbol: node for node, symbol in SYMBOLS.items()}
 _UNARY = {SYMBOLS[node]: node for node in (ast.USub, ast.UAdd, ast.Not, ast.Invert)}
 _VIEWS = ("tiles", "tiled_view", "slice")
+
+
+class _Loop(NamedTuple):
+    """The values that a loop carries, and those that it ends with.
+
+    Those of a `while`, which ends by `break` alone, have names of their own: what is assigned on the only way to the end of a
+    function gets another name from numba (0.68) in all statements that stand below, and the turns go on with one that is not set.
+    """
+
+    carried: Sequence[Value] = ()
+    ends: Sequence[Value] = ()
+
+
+_NONE = _Loop()
 
 
 def to_python(kernel: Region, bound: BoundKernel) -> BoundKernel:
@@ -94,23 +108,24 @@ class _Emitter:
 
     # ------------------------------------------------------------------------------------------------------------ statements
 
-    def region(self, region: Region, targets: Sequence[Value], loop: Sequence[Value] = ()) -> list[ast.stmt]:
+    def region(self, region: Region, targets: Sequence[Value], loop: _Loop = _NONE) -> list[ast.stmt]:
         """The statements of a region.
 
         Args:
             region: the region.
             targets: what it assigns where it is left by `yield`.
-            loop: the values that the innermost loop carries.
+            loop: the innermost loop.
         """
         statements = [s for operation in region.operations for s in self.operation(operation, loop)]
         if region.exit == "return":
             return [*statements, ast.Return()]
-        statements += self.moves(targets if region.exit == "yield" else loop, region.operands)
+        others = loop.ends if region.exit == "break" else loop.carried
+        statements += self.moves(targets if region.exit == "yield" else others, region.operands)
         if region.exit != "yield":
             statements.append(ast.Break() if region.exit == "break" else ast.Continue())
         return statements
 
-    def operation(self, operation: Operation, loop: Sequence[Value]) -> list[ast.stmt]:
+    def operation(self, operation: Operation, loop: _Loop) -> list[ast.stmt]:
         outer, self.location = self.location, operation.location
         try:
             statements = self.statements(operation, loop)
@@ -133,7 +148,7 @@ class _Emitter:
             for block in blocks:
                 self.number(block, location)
 
-    def statements(self, operation: Operation, loop: Sequence[Value]) -> list[ast.stmt]:
+    def statements(self, operation: Operation, loop: _Loop) -> list[ast.stmt]:
         if operation.kind == "if":
             then, other = (self.region(region, operation.results, loop) for region in operation.regions)
             return [ast.If(self.operand(operation.operands[0]), then or [ast.Pass()], other)]
@@ -171,10 +186,11 @@ class _Emitter:
         gathered = [self.gathered[operand] for operand in operands if operand in self.gathered]
         over = [] if gathered else [self.operand(operand) for operand in operands]
         before = self.moves(carried, initial)
-        for result, parameter in zip(operation.results, carried, strict=True):
-            self.names[result] = self.name(parameter)  # what a loop ends with is what its next turn would have begun with
+        if operation.kind != "while":
+            for result, parameter in zip(operation.results, carried, strict=True):
+                self.names[result] = self.name(parameter)  # what a loop ends with is what its next turn would have begun with
         target = self.target(items[0] if len(items) == 1 else Group(tuple(items))) if items else None
-        body = self.region(region, carried, carried) or [ast.Pass()]
+        body = self.region(region, carried, _Loop(carried, operation.results)) or [ast.Pass()]
         if operation.kind == "while":
             return [*before, ast.While(ast.Constant(True), body, [])]
         if operation.kind == "stream" and operation.what:
@@ -282,7 +298,7 @@ class _Emitter:
         known[number] = k = Value(number.name, number.type)
         statements: list[ast.stmt] = [ast.Assign([self.target(k)], ast.BinOp(self.operand(start), ast.Add(), turn))]
         for operation in copied(gathered.what.operations, known):
-            statements += self.operation(operation, ())
+            statements += self.operation(operation, _NONE)
         return statements, mapped(gathered.what.operands[0], known)
 
     def one_tile(self, gathered: Operation, turn: ast.expr) -> tuple[list[ast.stmt], ast.expr]:
