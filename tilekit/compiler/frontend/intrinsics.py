@@ -39,10 +39,13 @@ def one_tile(grid: Any, index: Any) -> Any:
     """The row of one tile. An index outside of the grid is one of zeros."""
 
 
-def ring(number: Any, stages: Any, shared: Any, follows: Any, counts: Any, summed: Any, *grids: Any) -> Any:
+def ring(
+    number: Any, stages: Any, shared: Any, follows: Any, counts: Any, summed: Any, along: Any, *grids: Any
+) -> Any:  # fmt: skip
     """A ring: stages for tiles of the first so many grids, or of the next, ...; each comes to all blocks of a cluster along the
     dimensions whose bits its number in `shared` has; those whose bits of `follows` are set lie right behind the ones before them.
-    Where `summed` is a dimension (counted from the end; 0 is none), threads read across it."""
+    Where `summed` is a dimension (counted from the end; 0 is none), threads read across it. Loops go `along` the dimensions whose
+    bits are set in a number of it."""
 
 
 def variant(ring: Any, which: Any) -> Any:
@@ -65,9 +68,8 @@ def clear(ring: Any, turn: Any, k: Any, *rows: Any) -> Any:
     """Zero what does not come of the tiles of a loop over rows, which has `k` turns; `turn` is the first."""
 
 
-def put(ring: Any, turn: Any, k: Any, cleared: Any, *rows: Any) -> Any:
-    """Issue copies of the tiles of turn `k` of a loop, as soon as a stage is empty; `turn` counts those of all loops. Of tiles
-    beyond a tensor, no zeros need come if that is `cleared`."""
+def put(ring: Any, turn: Any, k: Any, *rows: Any) -> Any:
+    """Issue copies of the tiles of turn `k` of a loop, as soon as a stage is empty; `turn` counts those of all loops."""
 
 
 def take(ring: Any, turn: Any, lines: Any) -> Any:

@@ -241,8 +241,7 @@ class _Emitter:
                 before, row = self.one_tile(stream, k)
                 turns, rows = [*turns, *before], [*rows, row]
             at: ast.expr = ast.Constant(0) if gathered else k
-            cleared = ast.Constant(not gathered)
-            turns += [ast.Expr(call(intrinsics.put, ring, turn, at, cleared, *rows)), *body, self.further(counter)]
+            turns += [ast.Expr(call(intrinsics.put, ring, turn, at, *rows)), *body, self.further(counter)]
         else:
             assert target is not None, "it takes tiles"
             lines = [ast.Tuple([], ast.Load()) for _ in range(2)]

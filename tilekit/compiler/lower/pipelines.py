@@ -197,7 +197,7 @@ def _fewer(
 
 
 @lowers(intrinsics.put)
-def put(ring: types.Type, turn: types.Type, k: types.Type, cleared: types.Type, *rows: types.Type) -> Any:
+def put(ring: types.Type, turn: types.Type, k: types.Type, *rows: types.Type) -> Any:
     ring_type = the_ring(ring)
     for tensor, way in zip((_row(row).grid.tensor for row in rows), ring_type.ways, strict=True):
         # The ring is that of the whole tensor, of which this may be the rest. The accelerator's boxes begin where copies of 16
@@ -207,11 +207,11 @@ def put(ring: types.Type, turn: types.Type, k: types.Type, cleared: types.Type, 
             begins = f"may begin at a multiple of {tensor.facts.align} bytes"
             raise Unfit(f"{tensor.parameter} is a slice that {begins}; copies are of {least}")
 
-    def emit(builder: ir.IRBuilder, base: ir.Value, turn: ir.Value, k: ir.Value, _: ir.Value, *values: ir.Value) -> None:
+    def emit(builder: ir.IRBuilder, base: ir.Value, turn: ir.Value, k: ir.Value, *values: ir.Value) -> None:
         stage = _wait_until_empty(builder, ring_type, base, turn)
         row_values = [(_row(ty), _as_row(builder, ty, value)) for ty, value in zip(rows, values, strict=True)]
         indices = [row.index(builder, value, _tile_index(builder, row, k)) for row, value in row_values]
-        fewer = _fewer(builder, ring_type, rows, values) if known(cleared) else [None] * len(rows)
+        fewer = _fewer(builder, ring_type, rows, values)
         streams = [(*one, index, few) for one, index, few in zip(row_values, indices, fewer, strict=True)]
         fill(builder, ring_type, base, stage, streams)
 

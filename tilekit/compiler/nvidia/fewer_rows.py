@@ -5,8 +5,8 @@ there: 40 x 4096 x 4096 took 11.5 us with tiles of 64 rows, and 64 x 4096 x 4096
 whose boxes have as many rows as are there (`TensorMap.last`). Those that calculate zero the rest of the stages that a loop takes
 before it takes them, while the first tiles are on their way.
 
-A loop has the same rows in all of its turns, unless it goes along them. If it does, and comes to others before the last, zeros
-come with these.
+That is for loops that have the same rows in all turns. With the last tile of those that go along them zeros come: they are few
+of what such a loop loads, and warpgroups that take turns would have to meet.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ __all__ = ["Fewer", "Rows", "clear", "rows_of"]
 _VOID = ir.VoidType()
 
 
-def rows_of(grid: TileGridType) -> int | None:
-    """The dimension of a tensor that is the slowest of its tiles in memory, if the last ones may have less of it."""
+def rows_of(grid: TileGridType, along: int) -> int | None:
+    """The dimension of a tensor that is the slowest of its tiles in memory, if the last ones may have less of it; None if loops
+    go along it, as along the dimensions whose bits `along` has."""
     facts, cut = grid.tensor.facts, grid.cut
     slowest = next((d for d, extent in enumerate(cut.extents) if d != facts.unit and extent > 1), None)
-    if slowest is None or cut.steps[slowest] != cut.extents[slowest] or facts.extents[slowest] % cut.extents[slowest] == 0:
+    if slowest is None or along >> slowest & 1 or cut.steps[slowest] != cut.extents[slowest]:
         return None
-    return slowest
+    return slowest if facts.extents[slowest] % cut.extents[slowest] else None
 
 
 class Fewer(NamedTuple):

@@ -285,12 +285,13 @@ def _turned(grid: TileGridType, summed: int, number: int) -> tuple[StagedType, W
 
 
 def _staged(
-    grid: types.Type, state: Pipelines, together: Together, number: int, summed: int, before: StagedType | None
+    grid: types.Type, state: Pipelines, together: Together, number: int, summed: int, along: int, before: StagedType | None
 ) -> tuple[StagedType, Way]:
     """How tiles of a grid lie in a stage, and how they come: to blocks `together`, if they can be divided into so many parts.
 
-    Threads read across the `summed` dimension, if it is not 0 (see `passes.summed`). A tile that follows one `before` goes on in
-    panels of the same width: a product by warpgroups takes as many columns of the last one as there are.
+    Threads read across the `summed` dimension, if it is not 0 (see `passes.summed`). Loops go `along` the dimensions whose bits
+    are set. A tile that follows one `before` goes on in panels of the same width: a product by warpgroups takes as many columns
+    of the last one as there are.
     """
     assert isinstance(grid, TileGridType), "the language takes no other streams"
     tensor, cut = grid.tensor, grid.cut
@@ -320,7 +321,7 @@ def _staged(
         tensor_map = _map_of(grid, tile, state, blocks.parts)
         if tensor_map is None:
             continue
-        number, dim = state.number_of(tensor_map), fewer_rows.rows_of(grid) if blocks.parts == 1 and not vector else None
+        number, dim = state.number_of(tensor_map), fewer_rows.rows_of(grid, along) if blocks.parts == 1 and not vector else None
         last = None if dim is None else (dim, state.number_of(dataclasses.replace(tensor_map, last=dim)))
         return tile, Way(number, together=blocks, last=last)
     strides = [facts.strides[d] * itemsize for d in order[:-1]]
@@ -369,7 +370,7 @@ def the_pipelines() -> Pipelines:
 @lowers(intrinsics.ring)
 def ring(
     number: types.Type, stages: types.Type, shared: types.Type, follows: types.Type, counts: types.Type, summed: types.Type,
-    *grids: types.Type,
+    along: types.Type, *grids: types.Type,
 ) -> Any:  # fmt: skip
     compilation, state = current(), the_pipelines()
     cluster = next(iter(state.clusters.values()), ()) if state.target.multicast else ()
@@ -378,7 +379,7 @@ def ring(
     for n, grid in enumerate(grids):
         behind = bool(known(follows) >> n & 1)
         blocks, before = Together.along(cluster, known(shared)[n]), ways[-1][0] if behind else None
-        ways.append((*_staged(grid, state, blocks, known(number), known(summed)[n], before), behind))
+        ways.append((*_staged(grid, state, blocks, known(number), known(summed)[n], known(along)[n], before), behind))
     staged = iter(ways)
     variants = tuple(Variant(*zip(*itertools.islice(staged, count), strict=True)) for count in known(counts))
     each = max(sum(variant.rooms) for variant in variants)

@@ -25,7 +25,9 @@ later turn, when the stage has been given back.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -75,6 +77,7 @@ def make_rings(kernel: Region) -> int:
         _check(loop)
     rings = _rings(loops, _Known(frozenset(kernel.parameters), defined))
     shared = alike(kernel, loops, defined)
+    along = {loop: [_along(stream, defined) for stream in _streams(loop)] for loop in loops}
     values = [[Value(f"ring{number}", ObjectType(intrinsics.ring)) for _ in ring.variants] for number, ring in enumerate(rings)]
     of = {
         loop: value
@@ -96,7 +99,7 @@ def make_rings(kernel: Region) -> int:
     # Those of which nobody said how many stages they have come last, and share what the others leave.
     operations: list[Operation] = []
     for number, ring in sorted(enumerate(rings), key=lambda numbered: numbered[1].stages is None):
-        operations += _ring(number, ring, shared, values[number])
+        operations += _ring(number, ring, shared, along, values[number])
     products = max(map(products_of, loops))
     kernel.operations = [*_meetings(kernel), *operations, *_roles(consumer, producer, products, kernel.operations[0].location)]
     kernel.exit, kernel.operands = "return", []
@@ -290,7 +293,19 @@ def _spans_one(section: Section, defined: Definitions) -> bool:
     return first is not None and behind is not None and behind.plus(first, -1) == Affine({}, 1)
 
 
-def _ring(number: int, ring: _Ring, shared: Mapping[Operation, list[int]], results: list[Value]) -> list[Operation]:
+def _along(stream: Operand, defined: Definitions) -> int:
+    """The dimensions that a loop goes along, a bit each: all of a whole grid's, and of tiles that the kernel looks up."""
+    row = defined.get(stream) if isinstance(stream, Value) else None
+    if row is None or row.kind != "item":
+        return -1
+    parts = row.operands[1].parts if isinstance(row.operands[1], Group) else (row.operands[1],)
+    fixed = [isinstance(part, Value) or (isinstance(part, Constant) and isinstance(part.value, int)) for part in parts]
+    return ~sum(1 << at for at, one in enumerate(fixed) if one)
+
+
+def _ring(
+    number: int, ring: _Ring, shared: Mapping[Operation, list[int]], along: Mapping[Operation, list[int]], results: list[Value]
+) -> list[Operation]:
     """What makes a ring, some of whose streams are shared by the blocks of a cluster, and its variants."""
 
     def bits(each: Iterable[bool]) -> Constant:
@@ -318,11 +333,13 @@ def _ring(number: int, ring: _Ring, shared: Mapping[Operation, list[int]], resul
     counts = Group(tuple(Constant(len(key)) for key in ring.variants))
     across = [set(each) for users in ring.variants.values() for each in zip(*map(summed_along, users), strict=True)]
     summed = Group(tuple(Constant(each.pop() if len(each) == 1 else 0) for each in across))
+    ways = [set(each) for users in ring.variants.values() for each in zip(*(along[loop] for loop in users), strict=True)]
+    axes = Group(tuple(Constant(functools.reduce(operator.or_, each)) for each in ways))
     whole, *others = results
     if len(grids) > _MOST_ARGUMENTS:
         tuples = [grids[at : at + _MOST_ARGUMENTS] for at in range(0, len(grids), _MOST_ARGUMENTS)]
         grids = [Group(tuple(several)) for several in tuples]
-    operands = [Constant(number), Constant(ring.stages or 0), together, behind, counts, summed, *grids]
+    operands = [Constant(number), Constant(ring.stages or 0), together, behind, counts, summed, axes, *grids]
     operations.append(_call(intrinsics.ring, operands, locations[0], whole))
     for at, (other, location) in enumerate(zip(others, locations[1:], strict=True), start=1):
         operations.append(_call(intrinsics.variant, [whole, Constant(at)], location, other))
