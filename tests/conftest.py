@@ -7,6 +7,7 @@ import ctypes
 import functools
 import gc
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -116,9 +117,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         gc.freeze()
 
 
+_WITHOUT_END = re.compile(r"^(\$L\w+):\s+bra\.uni\s+\1;", re.MULTILINE)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def compiled_products() -> Iterator[list[CompiledKernel]]:
-    """The kernels with products by warpgroups that were compiled since somebody looked."""
+    """The kernels with products by warpgroups that were compiled since somebody looked. None waits for nothing, and for ever."""
     from tilekit.compiler.kernel import CompiledKernel
 
     kernels: list[CompiledKernel] = []
@@ -126,6 +130,7 @@ def compiled_products() -> Iterator[list[CompiledKernel]]:
 
     def noted(self: CompiledKernel, *args: object, **kwargs: object) -> None:
         initialise(self, *args, **kwargs)  # type: ignore[arg-type]
+        assert not _WITHOUT_END.search(self.ptx), f"{self.entry} has a loop that does nothing, and does not end"
         if "wgmma.mma_async" in self.ptx:
             kernels.append(self)
 
