@@ -63,6 +63,46 @@ def assigned_in_each_turn(y, x, n):
     y.store(t + i)
 
 
+def assigned_where_it_ends(y, x, n):
+    i, t = 0, tk.load_tile_like(x, y)
+    while True:
+        i += 1
+        if i >= 3 + n:
+            t = t + 100
+            break
+        t = t + i
+    y.store(t + i)
+
+
+def assigned_where_it_does_not_go_on(y, x, n):
+    i, t = 0, tk.load_tile_like(x, y)
+    while True:
+        i += 1
+        if i < 3 + n:
+            t = t * 2
+        else:
+            t = t + 100
+            i = i + 7
+            break
+        i += 1
+    y.store(t + i)
+
+
+def assigned_where_an_inner_loop_ends(y, x, n):
+    t, s = tk.load_tile_like(x, y), 0
+    for j in range(3):
+        i = j
+        while True:
+            if i >= 3 + n:
+                s = s + 1
+                i = i - 1
+                break
+            s = s + 2
+            i = i + 2
+        t = t + s + i
+    y.store(t)
+
+
 def what_is_left_over(y, x, n):
     a, *b = (1, n, 3)
     c, *_, (d, *e) = [1, 2, 3, (4, 5, 6)]
@@ -151,6 +191,9 @@ CASES = {
     assigned_in_a_condition: lambda x, n: x * n,
     assigned_in_an_argument: lambda x, n: x + x,
     assigned_in_each_turn: lambda x, n: x + 6 + 4,
+    assigned_where_it_ends: lambda x, n: x + 10 + 100 + 5,
+    assigned_where_it_does_not_go_on: lambda x, n: 4 * x + 100 + 12,
+    assigned_where_an_inner_loop_ends: lambda x, n: x + (7 + 5) + (12 + 4) + (17 + 5),
     what_is_left_over: lambda x, n: x + n + 6 + 1 + 1 + 4 + 11,
     left_over_in_a_loop: lambda x, n: x + 2 + 3 * (2 + n),
     lists: lambda x, n: x + 1 + 3 + n,
