@@ -217,10 +217,21 @@ class _Builder(Calls):
         for name in sorted(written - live):
             environment.pop(name, None)
         if not ways:
+            self.go_on(operation)
             return False
         for name in sorted(written & live):
             environment[name] = self.join(operation, name, [(region, env.get(name, UNDEFINED)) for region, env in ways], node)
         return True
+
+    def go_on(self, branch: Operation) -> None:
+        """Of a branch both of whose ways leave, let the second be what follows it: nothing else does. Each region has an end then."""
+        region, last = self.region, branch.regions[1]
+        branch.regions[1] = Region()
+        region.operations += last.operations
+        region.exit, region.location = last.exit, last.location
+        if self.loops:
+            exits = self.loops[-1].exits
+            exits[:] = [(region if one is last else one, environment) for one, environment in exits]
 
     # ----------------------------------------------------------------------------------------------------------------- loops
 

@@ -1,0 +1,43 @@
+"""Random control flow: what a device makes of it, and numba of the function that it compiles for a GPU."""
+
+from __future__ import annotations
+
+import flow
+import pytest
+import shrinking
+from draws import Draw
+
+BUDGET = 2.0
+
+
+def fail(seed, fails, cases):
+    """With the shortest statements that fail as those of the seed do."""
+    draw = Draw(("flow", seed))
+    flow.flow(seed, draw)
+    made, said = shrinking.shortest(draw.choices, lambda d: flow.flow(seed, d), fails, seconds=40)
+    pytest.fail(cases.report(seed, f"{said}\n{made.source()}"))
+
+
+def test_control_flow(device, cases):
+    def fails(made):
+        return flow.problem(made, device) or flow.problem_for_numba(made)
+
+    for seed in cases:
+        if fails(flow.flow(seed)):
+            fail(seed, fails, cases)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        # Both ways of a branch leave.
+        ["for k in range(n):", "    if a < 2:", "        break", "    else:", "        a = 1", "        continue", "    c = 9"],
+        # What is assigned where the loop ends is assigned behind that, too.
+        ["while True:", "    b += 1", "    if b > n:", "        a = 5", "        break", "    a = a + b"],
+        ["while (b := b + 1) < 4:", "    a = a + b"],
+    ],
+)
+def test_loops_that_were_wrong(device, lines):
+    made = flow.Flow(["a, b, c, d = n, 1, 2, 3", *lines])
+    assert flow.problem(made, device) is None
+    assert flow.problem_for_numba(made) is None
