@@ -224,7 +224,7 @@ class _Builder(Calls):
         return True
 
     def go_on(self, branch: Operation) -> None:
-        """Of a branch both of whose ways leave, let the second be what follows it: nothing else does. Each region has an end then."""
+        """Of a branch both of whose ways leave, let the second be what follows it, so that each region has an end."""
         region, last = self.region, branch.regions[1]
         branch.regions[1] = Region()
         region.operations += last.operations

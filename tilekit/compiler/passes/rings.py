@@ -28,7 +28,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tilekit.compiler.frontend import intrinsics
@@ -271,14 +271,19 @@ def _has_one_turn(loop: Operation, defined: Definitions) -> bool:
     return any(_is_one_tile(defined[stream], defined) for stream in _streams(loop) if isinstance(stream, Value))
 
 
+def _parts_of(row: Operation, defined: Definitions) -> tuple[Sequence[Operand], int]:
+    """The parts of the index of tiles, and how many dimensions these have."""
+    parts = row.operands[1].parts if isinstance(row.operands[1], Group) else (row.operands[1],)
+    extents = defined[row.operands[0]].operands[1]  # type: ignore[index]
+    return parts, len(extents.parts) if isinstance(extents, Group) else 1
+
+
 def _is_one_tile(row: Operation, defined: Definitions) -> bool:
     if row.kind == "gathered":
         return _spans_one(Section(row.operands[2], row.operands[3], Constant(None)), defined)
     if row.kind != "item":
         return False
-    parts = row.operands[1].parts if isinstance(row.operands[1], Group) else (row.operands[1],)
-    extents = defined[row.operands[0]].operands[1]  # type: ignore[index]
-    rank = len(extents.parts) if isinstance(extents, Group) else 1
+    parts, rank = _parts_of(row, defined)
     sections = [part for part in parts if isinstance(part, Section)]
     elsewhere = any(isinstance(part, Constant) and isinstance(part.value, slice) for part in parts)
     return len(parts) == rank and not elsewhere and all(_spans_one(section, defined) for section in sections)
@@ -298,9 +303,9 @@ def _along(stream: Operand, defined: Definitions) -> int:
     row = defined.get(stream) if isinstance(stream, Value) else None
     if row is None or row.kind != "item":
         return -1
-    parts = row.operands[1].parts if isinstance(row.operands[1], Group) else (row.operands[1],)
+    parts, rank = _parts_of(row, defined)
     fixed = [isinstance(part, Value) or (isinstance(part, Constant) and isinstance(part.value, int)) for part in parts]
-    return ~sum(1 << at for at, one in enumerate(fixed) if one)
+    return sum(1 << at for at in range(rank) if at >= len(fixed) or not fixed[at])
 
 
 def _ring(
