@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import pytest
 from draws import Draw
 from programs import Let, Program, Statement, Var, walk
 
@@ -70,6 +71,22 @@ def shortest(choices: Sequence[int], make: Callable[[Draw], T], fails: Callable[
                         progress = True
                         break
     return best, said
+
+
+def fail(name: str, make: Callable[..., Any], seed: int, fails: Callable[[Any], str | None], cases: Any) -> None:
+    """Have a test fail with the simplest case that fails as that of a seed does.
+
+    Args:
+        name: of the generator, whose choices are drawn from it and the seed.
+        make: the case of a seed, by these choices.
+        seed: of the case that fails.
+        fails: what is wrong with a case, or None.
+        cases: the test's, which say how it is run again.
+    """
+    draw = Draw((name, seed))
+    make(seed, draw)
+    made, said = shortest(draw.choices, lambda shorter: make(seed, shorter), fails, seconds=40)
+    pytest.fail(cases.report(seed, f"{said}\n{made.source()}"))
 
 
 def pruned(program: Program, fails: Callable[[Program], str | None], seconds: float = 20.0) -> tuple[Program, str | None]:

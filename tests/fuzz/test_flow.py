@@ -5,17 +5,8 @@ from __future__ import annotations
 import flow
 import pytest
 import shrinking
-from draws import Draw
 
 BUDGET = 2.0
-
-
-def fail(seed, fails, cases):
-    """With the shortest statements that fail as those of the seed do."""
-    draw = Draw(("flow", seed))
-    flow.flow(seed, draw)
-    made, said = shrinking.shortest(draw.choices, lambda d: flow.flow(seed, d), fails, seconds=40)
-    pytest.fail(cases.report(seed, f"{said}\n{made.source()}"))
 
 
 def test_control_flow(device, cases):
@@ -24,7 +15,7 @@ def test_control_flow(device, cases):
 
     for seed in cases:
         if fails(flow.flow(seed)):
-            fail(seed, fails, cases)
+            shrinking.fail("flow", flow.flow, seed, fails, cases)
 
 
 @pytest.mark.parametrize(

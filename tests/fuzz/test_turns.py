@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import shrinking
 import through_ir
 import turns
-from draws import Draw
 
 BUDGET = 0.5
-
-
-def fail(seed, fails, cases):
-    """With the simplest loop that fails as that of the seed does."""
-    draw = Draw(("turns", seed))
-    turns.turns(seed, draw)
-    made, said = shrinking.shortest(draw.choices, lambda d: turns.turns(seed, d), fails, seconds=40)
-    pytest.fail(cases.report(seed, f"{said}\n{made.source()}"))
 
 
 def test_turns(device, cases):
@@ -30,7 +20,7 @@ def test_turns(device, cases):
 
     for seed in cases:
         if fails(turns.turns(seed)):
-            fail(seed, fails, cases)
+            shrinking.fail("turns", turns.turns, seed, fails, cases)
 
 
 def test_a_loop_is_as_its_text_says(cpu):

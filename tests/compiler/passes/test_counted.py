@@ -53,6 +53,8 @@ def drawn(rng):
     else:
         leave = [f"if not ({condition}): break"] if rng.random() < 0.5 else [f"if {condition}: pass", "else: break"]
         behind = rng.random() < 0.5 and (turns > 0 or symbol != "!=")  # a turn comes in any case
+        if not behind and rng.random() < 0.4 and "break" not in "".join(work):
+            leave = [f"if not ({condition}):", "    t = t * 7 + s", "    s = s - t", "    break"]
         turn = (*work, step, *leave) if behind else (*leave, *work, step)
         lines += ["while True:", *[f"    {line}" for line in turn]]
     if ahead and "break" not in "".join(work):
@@ -134,6 +136,24 @@ def goes_on_without_a_look(y: tk.Out, n: int):
         if k >= n:
             break
     y.store(tk.full((1,), s, tk.int64))
+
+
+def doubled_where_it_ends(y: tk.Out, n: int):
+    k, s = 0, 1.0
+    while True:
+        if k >= n:
+            s = s * 2.0
+            break
+        s = s + k
+        k += 1
+    y.store(tk.full((1,), s, tk.float32))
+
+
+def test_what_a_loop_does_where_it_ends_stands_behind_it():
+    launch = tk.kernel(doubled_where_it_ends)(api.meta(1, tk.float32).partition((1,)), 3)
+    text = printed(ir_of(launch, count_loops))
+    assert " while " not in text and "break" not in text
+    assert text.index(" for ") < text.index("yield") < text.index("* 2.0")
 
 
 @pytest.mark.parametrize("make", [stepping, missing, away, moving, goes_on_without_a_look], ids=lambda make: make.__name__)

@@ -1,13 +1,15 @@
 """Canonical loops: `while k < n: ...; k += 1` becomes `for k in range(k, n)`, and so do `while True: if k >= n: break; ...`, and
 loops with `k <= n - 1`, `k * 64 < n`, `n - k > 0` or `k != n`: one that begins behind its end would not come to it. Where a turn
-ends with the condition, `while True: ...; if k >= n: break`, the first one comes in any case. Steps become 1: of
+ends with the condition, `while True: ...; if k >= n: break`, the first one comes in any case. What a loop does where it ends,
+`while True: if k >= n: acc = 2 * acc; break; ...`, stands behind it. Steps become 1: of
 `for k in range(a, n, 64)` there is left `for t in range(tk.cdiv(n - a, 64))`, whose `k` is `a + 64 * t`. So does any other int to
 which each turn adds the same.
 
 Legal where `k` is an int that each turn hands on as `k + 1`, or with another constant towards the end (with which `!=` may miss
 it), the condition compares sums of multiples of ints, of which only `k` changes in the loop, it is looked at where a turn begins
 or ends, and nothing else leaves the loop early, unless `k` is not read behind it. There it is the first of its numbers for which
-the condition does not hold.
+the condition does not hold. What stands where a loop ends may stand behind it if the loop ends nowhere else, and it reads
+nothing that the turn has calculated.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 from tilekit.compiler.ir.affine import Affine, affine, condition_of, materialized
 from tilekit.compiler.ir.effects import effects
 from tilekit.compiler.ir.insertion import Insertion
-from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions, values_of
+from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, copied, definitions, mapped, values_of
 from tilekit.compiler.ir.types import ScalarType, sampling
 from tilekit.lang import calculation, memory
 
@@ -29,8 +31,13 @@ def count_loops(kernel: Region) -> None:
 
 
 def _count_loops(kernel: Region) -> None:
+    for region in list(kernel.regions()):
+        for loop in [operation for operation in region.operations if operation.kind == "while"]:
+            at, ends = region.operations.index(loop) + 1, dict[Value, Operand]()
+            region.operations[at:at] = _end_behind(loop, ends)
+            kernel.replace(ends)
     defined = definitions(kernel)
-    ends: dict[Value, Operand] = {}
+    ends = {}
     read = {value for operation in kernel.walk() for value in operation.reads()}
     read |= {value for region in kernel.regions() for operand in region.operands for value in values_of(operand)}
     for region in list(kernel.regions()):
@@ -48,6 +55,27 @@ def _count_loops(kernel: Region) -> None:
             operations += [*before, operation, *behind]
         region.operations = operations
     kernel.replace(ends)
+
+
+def _end_behind(loop: Operation, ends: dict[Value, Operand]) -> list[Operation]:
+    """What a loop does where it ends, to stand behind it; `ends` gets what its results are then."""
+    (body,) = loop.regions
+    leaving = [region for region in body.jumps() if region.exit == "break"]
+    if len(leaving) != 1 or any(region.exit == "return" for region in body.regions()):
+        return []
+    (leave,) = leaving
+    if not any(leave in operation.regions for operation in body.operations if operation.kind == "if"):
+        return []
+    read = {value for operation in leave.walk() for value in operation.reads()}
+    read |= {value for operand in leave.operands for value in values_of(operand)}
+    if not leave.operations or read & (definitions(body).keys() - definitions(leave).keys()):
+        return []
+    results = [Value(value.name, value.type) for value in loop.carried]
+    known: dict[Value, Operand] = dict(zip(loop.carried, results, strict=True))
+    behind = copied(leave.operations, known)
+    ends |= {old: mapped(operand, known) for old, operand in zip(loop.results, leave.operands, strict=True)}
+    loop.results, leave.operations, leave.operands = results, [], list(loop.carried)
+    return behind
 
 
 def _counted(
