@@ -136,8 +136,7 @@ def problem(made: Flow, device: Any) -> str | None:
 def problem_for_numba(made: Flow) -> str | None:
     """What is wrong with the function that numba compiles for a GPU, as numba compiles it for this machine; or None.
 
-    Raises:
-        AssertionError: the IR is not well formed behind a pass.
+    Raises what passes do, and if the IR is not well formed behind one.
     """
     launch = kernel_of(made.source())(api.meta(1, tk.int64).scattered(), 3).grid(1)
     launch.consumed()
