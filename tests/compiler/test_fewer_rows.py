@@ -7,6 +7,7 @@ import pytest
 
 import tilekit as tk
 from tilekit import api
+from tilekit._driver.tensormaps import Last
 from tilekit.compiler.kernel import CompiledKernel
 
 CLEARED = "st.shared.v4.b32"
@@ -53,7 +54,7 @@ def compiled(kernel, m, n, k, tile=(64, 128), **mapped):
 
 def lasts(made):
     """The dimensions along which maps have boxes for the last tile."""
-    return [known.last for known in made.maps if known.last is not None]
+    return [known.last.dim for known in made.maps if known.last is not None]
 
 
 @pytest.mark.parametrize(("m", "n", "expected"), [(40, 72, [0, 1]), (1000, 1000, [0, 1]), (40, 4096, [0]), (64, 128, [])])
@@ -91,13 +92,15 @@ def awaited(made, extent, block):
             "shr": lambda: first >> others[0],
             "add": lambda: first + others[0],
             "sub": lambda: first - others[0],
-            "mul": lambda: first * others[0],
+            "mul": lambda: first * (others[0] % (1 << 32) if "wide.u32" in instruction else others[0]),
             "mad": lambda: first * others[0] + others[1],
             "div": lambda: first // others[0],
             "min": lambda: min(first, others[0]),
+            "max": lambda: max(first, others[0]),
             "rem": lambda: first % others[0],
             "and": lambda: first & others[0],
             "or": lambda: first | others[0],
+            "xor": lambda: first ^ others[0],
             "not": lambda: ~first,
             "mov": lambda: first,
             "cvt": lambda: first,
@@ -122,6 +125,33 @@ def test_a_stage_waits_for_what_comes(extent, block):
     (ring,) = mixed.explain("sm_90a").pipelines
     assert ring.tiles == ("bfloat16 64x64 by TMA", "bfloat16 64x128 by cp.async of 8 bytes")
     assert awaited(mixed.compile("sm_90a"), extent, block) == rows
+
+
+@tk.kernel(num_warps=4)
+def two_abreast(c: tk.Out, a: tk.In, b: tk.In):
+    """Tiles of 64 and of 16 columns stand next to each other; if there are none of the second, it takes any others."""
+    left, right = tk.zeros((64, 64), tk.float32), tk.zeros((64, 16), tk.float32)
+    begin = 80 * tk.bid(1)
+    behind = begin + 64 if begin + 64 < b.shape[1] else 0
+    rows = a.tiles((64, 64))[tk.bid(0), :]
+    for ta, tb, tc in tk.pipelined(rows, b.slice(1, begin).tiles((64, 64))[:, 0], b.slice(1, behind).tiles((64, 16))[:, 0]):
+        left, right = tk.mma(ta, tb, left), tk.mma(ta, tc, right)
+    c.slice(1, begin).tiled_view((64, 64)).store((tk.bid(0), 0), left.astype(c.dtype))
+    c.slice(1, behind).tiled_view((64, 16)).store((tk.bid(0), 0), right.astype(c.dtype))
+
+
+@pytest.mark.parametrize("block", [0, 1, 3, 6])
+@pytest.mark.parametrize("extent", [64, 72, 80, 100, 152, 240, 264, 312, 4096])
+def test_of_tiles_that_begin_further_apart(extent, block):
+    """They begin elsewhere in the tensor than at their own multiples, and so have less in other places."""
+    made = compiled(two_abreast, 64, 1000, 4096)
+    assert [known.last for known in made.maps] == [None, None, Last(1, 80, 0), None, Last(1, 80, 64)]
+    begin = 80 * block
+    behind = begin + 64 if begin + 64 < extent else 0
+    columns = rows_of(extent - begin, 64, 0) + rows_of(extent - behind, 16, 0)
+    rows = 64 if extent >= 64 else extent
+    assert awaited(made, extent, (0, block)) == 128 * (rows + columns)
+    assert (made.spilled_bytes, hazards.check(made)) == (0, None)
 
 
 def test_code_for_the_consumers_is_the_same():

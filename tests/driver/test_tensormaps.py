@@ -10,7 +10,7 @@ from fake_gpu import fake_gpu
 
 from tilekit import dtypes
 from tilekit._driver.cuda.tensormaps import encode
-from tilekit._driver.tensormaps import TensorMap, tiled
+from tilekit._driver.tensormaps import Last, TensorMap, tiled
 from tilekit._runtime.device import Device
 from tilekit.errors import DeviceError
 
@@ -67,19 +67,29 @@ def test_types_have_the_width_of_the_dtype(dtype):
 
 @pytest.mark.parametrize(("rows", "box"), [(1, 1), (40, 40), (64, 64), (65, 1), (128, 64), (1000, 40)])
 def test_the_last_box_has_the_rows_that_are_there(rows, box):
-    last = dataclasses.replace(known(), last=0)
+    last = dataclasses.replace(known(), last=Last(0, 64, 0))
     assert tiled(last, ADDRESS, (rows, 32), (64, 1)).box == (64, box), "nor has it fewer columns"
     assert tiled(known(), ADDRESS, (rows, 32), (64, 1)).box == (64, 64)
 
 
+@pytest.mark.parametrize("offset", [0, 8, 64])
+@pytest.mark.parametrize("rows", [1, 8, 9, 40, 64, 65, 96, 100, 161, 1000])
+def test_the_last_of_boxes_that_begin_further_apart(rows, offset):
+    """Boxes of 64 rows, 96 behind each other; and a single one."""
+    for period, begins in ((96, range(offset, max(rows, offset + 1), 96)), (0, [offset])):
+        expected = max(1, min(64, rows - begins[-1]))
+        last = dataclasses.replace(known(), last=Last(0, period, offset))
+        assert tiled(last, ADDRESS, (rows, 32), (64, 1)).box == (64, expected)
+
+
 def test_an_empty_tensor_has_a_last_box():
-    assert tiled(dataclasses.replace(known(), last=0), ADDRESS, (0, 64), (64, 1)).box == (64, 1)
+    assert tiled(dataclasses.replace(known(), last=Last(0, 64, 0)), ADDRESS, (0, 64), (64, 1)).box == (64, 1)
 
 
 @pytest.mark.parametrize("dim", [1, 2, -1])
 def test_the_last_box_is_short_along_none_but_slower_dimensions(dim):
     with pytest.raises(ValueError, match="the last box is short along one of the dimensions 0"):
-        dataclasses.replace(known(), last=dim)
+        dataclasses.replace(known(), last=Last(dim, 64, 0))
 
 
 @pytest.mark.parametrize(("swizzle", "name"), [(0, "NONE"), (32, "32B"), (64, "64B"), (128, "128B")])

@@ -77,6 +77,18 @@ def in_turns(out: tk.Out, x: tk.In, y: tk.In, times: int):
     out.store(acc)
 
 
+@tk.kernel(num_warps=4)
+def two_apart(out: tk.Out, x: tk.In):
+    """Sums of tiles of 64 and of 32 rows behind each other, 96 in all; the second is the first one's of all, if there is none."""
+    start = 96 * tk.bid(0)
+    behind = start + 64 if start + 64 < x.shape[0] else 0
+    first, second = tk.zeros((64, 64), tk.float32), tk.zeros((32, 64), tk.float32)
+    for t, u in tk.pipelined(x.slice(0, start).tiles((64, 64))[0, :], x.slice(0, behind).tiles((32, 64))[0, :]):
+        first, second = first + t.astype(tk.float32), second + u.astype(tk.float32)
+    out.slice(0, start).tiled_view((64, 64)).store((0, 0), first)
+    out.slice(0, start + 64).tiled_view((32, 64)).store((0, 0), second)
+
+
 @pytest.fixture
 def stained(device):
     """Has shared memory full of what no sum must meet."""
@@ -124,6 +136,19 @@ def test_three_dimensions(device, stained, shape):
     stained(deep, (4, 16, 64), (4, 16, 256))
     expected = behind(x[:, :16], (4, 16, 256)).reshape(4, 16, 4, 64).sum(2)
     np.testing.assert_array_equal(result(deep, (4, 16, 64), api.from_host(x).sync()), expected)
+
+
+@pytest.mark.parametrize("rows", [1, 40, 63, 64, 65, 80, 96, 97, 150, 176, 192, 200, 288])
+def test_tiles_that_begin_further_apart(device, stained, rows):
+    x, blocks = numbers((rows, 512)), -(-rows // 96)
+    stained(added, (128, 64), (128, 512))
+    out = api.empty((96 * blocks, 64)).sync()
+    two_apart(out.scattered(), api.from_host(x).sync()).grid(blocks).sync()
+    got = out.to_host().sync()
+    expected = behind(x, (96 * blocks, 512)).reshape(96 * blocks, 8, 64).sum(1)
+    if rows <= 96 * blocks - 32:  # there is no second tile in the last block
+        expected[-32:] = behind(x, (max(rows, 32), 512))[:32].reshape(32, 8, 64).sum(1)
+    np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 5])

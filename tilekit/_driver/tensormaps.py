@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tilekit import dtypes
 
-__all__ = ["MAP_BYTES", "MOST_STRIDE", "UNIT", "TensorMap", "Tiled", "tiled"]
+__all__ = ["MAP_BYTES", "MOST_STRIDE", "UNIT", "Last", "TensorMap", "Tiled", "tiled"]
 
 MAP_BYTES = 128
 MOST_STRIDE = 1 << 40
@@ -32,6 +32,20 @@ _TYPES = {
 assert set(_TYPES) == {d.name for d in dtypes.ALL}
 
 
+class Last(NamedTuple):
+    """The last box along a dimension, of those that begin at an offset, and a period behind each other; at the offset alone if that
+    is 0."""
+
+    dim: int
+    period: int
+    offset: int
+
+    def elements(self, extent: int, box: int) -> int:
+        """How many there are of it, of a tensor of this extent: `box` at most, and 1 of one that has none."""
+        before = max(extent - self.offset, 1) - 1
+        return min(before % self.period if self.period else before, box - 1) + 1
+
+
 @dataclass(frozen=True)
 class TensorMap:
     """A parameter of a compiled kernel: one of its tensor arguments as the TMA sees it, and in boxes of which shape it copies it.
@@ -45,8 +59,8 @@ class TensorMap:
         order: its dimensions, from the one with stride 1 to the slowest: the first of `order` is the map's dimension 0, whose
             coordinate comes first in instructions.
         swizzle: how the 16-byte pieces of a box's rows are exchanged in shared memory, in bytes: 32, 64, 128; 0 for not at all.
-        last: a dimension, not the first of `order`, along which a box has what there is of the last one, if the tensor is cut
-            into boxes; None if all have as much. (Zeros outside of a tensor come at a fraction of the speed of what is there.)
+        last: of which dimension a box has what there is of the last one, of those that begin where it says; None if all boxes have
+            as much. (Zeros outside of a tensor come at a fraction of the speed of what is there.)
 
     Raises:
         ValueError: there is no such map.
@@ -57,7 +71,7 @@ class TensorMap:
     box: tuple[int, ...]
     order: tuple[int, ...]
     swizzle: int
-    last: int | None = None
+    last: Last | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in _TYPES:
@@ -68,7 +82,7 @@ class TensorMap:
             raise ValueError(f"{self!r}: a box has 1 to {_MOST_IN_BOX} elements along each dimension")
         if self.swizzle not in _SWIZZLES:
             raise ValueError(f"{self!r}: the swizzle is one of {', '.join(map(str, _SWIZZLES))} bytes")
-        if self.last is not None and self.last not in self.order[1:]:
+        if self.last is not None and self.last.dim not in self.order[1:]:
             raise ValueError(f"{self!r}: the last box is short along one of the dimensions {', '.join(map(str, self.order[1:]))}")
         row = self.box[self.order[0]] * self.itemsize
         if row % UNIT or (self.swizzle and row > self.swizzle):
@@ -139,5 +153,9 @@ def tiled(known: TensorMap, address: int, shape: tuple[int, ...], strides: tuple
             raise refusal(f"dimension {dim} has a stride of {stride} bytes, which is no multiple of {UNIT} from 0 to below 2^40")
         steps.append(stride)
     extents = tuple(shape[dim] for dim in known.order)
-    box = tuple((shape[dim] - 1) % known.box[dim] + 1 if dim == known.last else known.box[dim] for dim in known.order)
-    return Tiled(_TYPES[known.dtype], address, extents, tuple(steps[1:]), box, _SWIZZLES[known.swizzle])
+    box = list(known.box)
+    if known.last is not None:
+        box[known.last.dim] = known.last.elements(shape[known.last.dim], box[known.last.dim])
+    return Tiled(
+        _TYPES[known.dtype], address, extents, tuple(steps[1:]), tuple(box[dim] for dim in known.order), _SWIZZLES[known.swizzle]
+    )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tilekit import dtypes
 from tilekit._driver.report import Site
-from tilekit._driver.tensormaps import TensorMap
+from tilekit._driver.tensormaps import Last, TensorMap
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, Config, choose_num_warps, choose_vec, elements
 from tilekit.compiler.target import WAITS
@@ -189,7 +189,8 @@ class CompiledKernel:
         split = fields.pop("ptx_bytes")
         fields["block"], fields["sites"] = tuple(fields["block"]), tuple(Site(*site) for site in fields["sites"])
         fields["maps"] = tuple(
-            TensorMap(at, dtype, tuple(box), tuple(order), *rest) for at, dtype, box, order, *rest in fields["maps"]
+            TensorMap(at, dtype, tuple(box), tuple(order), swizzle, last and Last(*last))
+            for at, dtype, box, order, swizzle, last in fields["maps"]
         )
         return cls(ptx=rest[:split].decode(), cubin=rest[split:], **fields)
 

@@ -39,7 +39,7 @@ def product(c: tk.Out, a: tk.In, b: tk.In):
 
 def test_threads_that_load_have_what_decides_which_tiles_come():
     before, consumer, producer = ringed(product)
-    assert "tilekit__ring(0, 0, (0, 0), 0, (2,), (0, 0), (2, 1), tiles, tiles.1)" in before
+    assert "tilekit__ring(0, 0, (0, 0), 0, (2,), (0, 0), (64, 0, 1, 0, 1, 0, 64, 0), tiles, tiles.1)" in before
     assert "consume ta, tb in (" in consumer
     assert "c.store(" in consumer
     assert "produce in (" in producer

@@ -40,12 +40,12 @@ def one_tile(grid: Any, index: Any) -> Any:
 
 
 def ring(
-    number: Any, stages: Any, shared: Any, follows: Any, counts: Any, summed: Any, along: Any, *grids: Any
+    number: Any, stages: Any, shared: Any, follows: Any, counts: Any, summed: Any, begins: Any, *grids: Any
 ) -> Any:  # fmt: skip
     """A ring: stages for tiles of the first so many grids, or of the next, ...; each comes to all blocks of a cluster along the
     dimensions whose bits its number in `shared` has; those whose bits of `follows` are set lie right behind the ones before them.
-    Where `summed` is a dimension (counted from the end; 0 is none), threads read across it. Loops go `along` the dimensions whose
-    bits are set in a number of it."""
+    Where `summed` is a dimension (counted from the end; 0 is none), threads read across it. Along each dimension of each grid
+    tiles begin a period apart, behind an offset: two numbers each (see `passes.begins`)."""
 
 
 def variant(ring: Any, which: Any) -> Any:

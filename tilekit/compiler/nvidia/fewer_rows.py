@@ -11,12 +11,14 @@ of what such a loop loads, and warpgroups that take turns would have to meet.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from llvmlite import ir
 from numba.cuda import cgutils
 
+from tilekit._driver.tensormaps import Last
 from tilekit.compiler.codegen.access import tensor_field
 from tilekit.compiler.codegen.compilation import current
 from tilekit.compiler.codegen.emit import asm, special_register
@@ -26,19 +28,26 @@ from tilekit.compiler.codegen.view_types import TileGridType, TileRowType
 from tilekit.compiler.layouts.linear import ACCESS_BYTES
 from tilekit.compiler.nvidia.staged import StagedType
 
-__all__ = ["Fewer", "Rows", "clear", "rows_of"]
+__all__ = ["Begins", "Fewer", "Rows", "clear", "last_of"]
+
+Begins = tuple[tuple[int, int], ...]
+"""Where tiles begin along each dimension, see `passes.begins`: a period, and an offset."""
 
 _VOID = ir.VoidType()
 
 
-def rows_of(grid: TileGridType, along: int) -> int | None:
-    """The dimension of a tensor that is the slowest of its tiles in memory, if the last ones may have less of it; None if loops
-    go along it, as along the dimensions whose bits `along` has."""
+def last_of(grid: TileGridType, begins: Begins) -> Last | None:
+    """The last tile of a tensor, along the dimension that is the slowest of its tiles in memory; None if it has as much as others, or
+    if loops go along it."""
     facts, cut = grid.tensor.facts, grid.cut
     slowest = next((d for d, extent in enumerate(cut.extents) if d != facts.unit and extent > 1), None)
-    if slowest is None or along >> slowest & 1 or cut.steps[slowest] != cut.extents[slowest]:
+    if slowest is None:
         return None
-    return slowest if facts.extents[slowest] % cut.extents[slowest] else None
+    (period, offset), extent = begins[slowest], cut.extents[slowest]
+    # With those that begin nearer to each other, several might have less.
+    if 0 < period < extent or math.gcd(period, offset, facts.extents[slowest]) % extent == 0:
+        return None
+    return Last(slowest, period, offset)
 
 
 class Fewer(NamedTuple):
@@ -63,32 +72,46 @@ class Rows(NamedTuple):
     Attributes:
         dim: their dimension.
         extent: how many a tile has.
-        there: how many the tensor has, an i32.
-        map: the number of the tensor map of its last tile.
+        there: how many the tensor has, and `last`, its last tile: i32s.
+        map: the number of the tensor map of that one.
     """
 
     dim: int
     extent: int
     there: ir.Value
+    last: ir.Value
     map: int
 
     @classmethod
-    def of(cls, builder: ir.IRBuilder, grid: TileGridType, tensor: ir.Value, dim: int, number: int) -> Rows:
+    def of(cls, builder: ir.IRBuilder, grid: TileGridType, tensor: ir.Value, number: int, last: Last) -> Rows:
         """Those of a whole tensor."""
-        return cls(dim, grid.cut.extents[dim], tensor_field(builder, grid.tensor, tensor, f"extent{dim}"), number)
+        extent, there = grid.cut.extents[last.dim], tensor_field(builder, grid.tensor, tensor, f"extent{last.dim}")
+        return cls(last.dim, extent, there, _elements(builder, last, there, extent), number)
 
     def fewer(self, builder: ir.IRBuilder, tile: StagedType, row: TileRowType, value: ir.Value) -> Fewer:
         """Whether the tiles of a row have fewer, which lie in a stage as `tile`. (Of a slice, they may begin anywhere; if that is
         not where the last one does, zeros come with them.)"""
-        extent, one, line = integer(32, self.extent), integer(32, 1), tile.rows * tile.span // self.extent
+        extent, line = integer(32, self.extent), tile.rows * tile.span // self.extent
         first = builder.extract_value(value, (1, self.dim))
         origin = tensor_field(builder, row.grid.tensor, builder.extract_value(value, 0), f"origin{self.dim}")
         left = builder.sub(self.there, builder.add(builder.mul(first, extent), origin))
-        last = builder.add(builder.and_(builder.sub(self.there, one), integer(32, self.extent - 1)), one)
-        holds = builder.icmp_signed("==", left, last)
-        missing = builder.mul(builder.sub(extent, last), integer(32, line * tile.panels))
+        holds = builder.icmp_signed("==", left, self.last)
+        missing = builder.mul(builder.sub(extent, self.last), integer(32, line * tile.panels))
         missing = builder.select(holds, missing, integer(32, 0))
-        return Fewer(holds, builder.mul(last, integer(32, line)), missing, self.map)
+        return Fewer(holds, builder.mul(self.last, integer(32, line)), missing, self.map)
+
+
+def _elements(builder: ir.IRBuilder, last: Last, there: ir.Value, extent: int) -> ir.Value:
+    """The same as `Last.elements`, in the kernel."""
+
+    def lesser(first: ir.Value, second: ir.Value, symbol: str = "<") -> ir.Value:
+        return builder.select(builder.icmp_signed(symbol, first, second), first, second)
+
+    one = integer(32, 1)
+    before = builder.sub(lesser(builder.sub(there, integer(32, last.offset)), one, ">"), one)
+    if last.period:
+        before = builder.urem(before, integer(32, last.period))
+    return builder.add(lesser(before, integer(32, extent - 1)), one)
 
 
 def clear(

@@ -31,6 +31,7 @@ from tilekit.compiler.codegen.view_types import TileGridType
 from tilekit.compiler.frontend import intrinsics
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP
 from tilekit.compiler.nvidia import early_starts, fewer_rows
+from tilekit.compiler.nvidia.fewer_rows import Begins
 from tilekit.compiler.nvidia.staged import LEAST_ROWS, StagedType, span_of
 from tilekit.compiler.passes.rings import Unfit
 from tilekit.compiler.target import Target
@@ -141,15 +142,14 @@ class Way(NamedTuple):
         together: the blocks of a cluster that it comes to.
         turned: the dimension of the tensor that is the fastest in a stage, if that is not the one without gaps: threads transpose
             such tiles as they copy them.
-        last: the dimension along which the last tile may have less, and the number of its map (see `fewer_rows`); None if no tile
-            has.
+        last: the number of the map of the last tile along a dimension (see `fewer_rows`); None if no tile may have less.
     """
 
     map: int | None
     nbytes: int = 0
     together: Together = Together()
     turned: int | None = None
-    last: tuple[int, int] | None = None
+    last: int | None = None
 
     def __str__(self) -> str:
         copied = f"cp.async of {self.nbytes} bytes" if self.map is None else "TMA"
@@ -285,13 +285,13 @@ def _turned(grid: TileGridType, summed: int, number: int) -> tuple[StagedType, W
 
 
 def _staged(
-    grid: types.Type, state: Pipelines, together: Together, number: int, summed: int, along: int, before: StagedType | None
+    grid: types.Type, state: Pipelines, together: Together, number: int, summed: int, begins: Begins, before: StagedType | None
 ) -> tuple[StagedType, Way]:
     """How tiles of a grid lie in a stage, and how they come: to blocks `together`, if they can be divided into so many parts.
 
-    Threads read across the `summed` dimension, if it is not 0 (see `passes.summed`). Loops go `along` the dimensions whose bits
-    are set. A tile that follows one `before` goes on in panels of the same width: a product by warpgroups takes as many columns
-    of the last one as there are.
+    Threads read across the `summed` dimension, if it is not 0 (see `passes.summed`). Where tiles begin, see `passes.begins`. A
+    tile that follows one `before` goes on in panels of the same width: a product by warpgroups takes as many columns of the last
+    one as there are.
     """
     assert isinstance(grid, TileGridType), "the language takes no other streams"
     tensor, cut = grid.tensor, grid.cut
@@ -321,9 +321,9 @@ def _staged(
         tensor_map = _map_of(grid, tile, state, blocks.parts)
         if tensor_map is None:
             continue
-        number, dim = state.number_of(tensor_map), fewer_rows.rows_of(grid, along) if blocks.parts == 1 and not vector else None
-        last = None if dim is None else (dim, state.number_of(dataclasses.replace(tensor_map, last=dim)))
-        return tile, Way(number, together=blocks, last=last)
+        number, last = state.number_of(tensor_map), fewer_rows.last_of(grid, begins) if blocks.parts == 1 and not vector else None
+        of_last = None if last is None else state.number_of(dataclasses.replace(tensor_map, last=last))
+        return tile, Way(number, together=blocks, last=of_last)
     strides = [facts.strides[d] * itemsize for d in order[:-1]]
     least = max(_LEAST_COPY, itemsize)
     if facts.align < least:
@@ -370,16 +370,19 @@ def the_pipelines() -> Pipelines:
 @lowers(intrinsics.ring)
 def ring(
     number: types.Type, stages: types.Type, shared: types.Type, follows: types.Type, counts: types.Type, summed: types.Type,
-    along: types.Type, *grids: types.Type,
+    begins: types.Type, *grids: types.Type,
 ) -> Any:  # fmt: skip
     compilation, state = current(), the_pipelines()
     cluster = next(iter(state.clusters.values()), ()) if state.target.multicast else ()
     passed, grids = grids, tuple(one for grid in grids for one in (grid.types if isinstance(grid, types.BaseTuple) else (grid,)))
     ways: list[tuple[StagedType, Way, bool]] = []
+    numbers = iter(known(begins))  # numba takes no tuples of tuples for constants
+    where = zip(numbers, numbers, strict=True)
     for n, grid in enumerate(grids):
         behind = bool(known(follows) >> n & 1)
         blocks, before = Together.along(cluster, known(shared)[n]), ways[-1][0] if behind else None
-        ways.append((*_staged(grid, state, blocks, known(number), known(summed)[n], known(along)[n], before), behind))
+        begin = tuple(itertools.islice(where, grid.tensor.facts.rank))  # type: ignore[attr-defined]
+        ways.append((*_staged(grid, state, blocks, known(number), known(summed)[n], begin, before), behind))
     staged = iter(ways)
     variants = tuple(Variant(*zip(*itertools.islice(staged, count), strict=True)) for count in known(counts))
     each = max(sum(variant.rooms) for variant in variants)
@@ -407,7 +410,7 @@ def ring(
     def emit(builder: ir.IRBuilder, *values: ir.Value) -> ir.Value:
         tensors = _flat(builder, passed, values[-len(passed) :])
         rows = [
-            None if way.last is None else fewer_rows.Rows.of(builder, grid, tensor, *way.last)
+            None if way.last is None else fewer_rows.Rows.of(builder, grid, tensor, way.last, state.maps[way.last].last)
             for (_, way, _), grid, tensor in zip(ways, grids, tensors, strict=True)
         ]
         each_way = iter(rows)
@@ -448,7 +451,7 @@ def _begin(builder: ir.IRBuilder, state: Pipelines) -> None:
     arriving = current().config.num_warps
     variants = [variant for ring, _ in state.begun for variant in ring.variants]
     ways = [way for variant in variants for way in variant.ways if way.map is not None]
-    maps = dict.fromkeys(number for way in ways for number in (way.map, *(way.last or ())[1:]))
+    maps = dict.fromkeys(number for way in ways for number in (way.map, way.last) if number is not None)
     with builder.if_then(builder.icmp_unsigned("==", special_register(builder, "tid.x"), integer(32, 0))):
         for number in maps:  # the first tiles come by them at once
             address = builder.ptrtoint(tensor_map_of(builder, number), i64)

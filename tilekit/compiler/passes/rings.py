@@ -25,14 +25,13 @@ later turn, when the stage has been given back.
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tilekit.compiler.frontend import intrinsics
 from tilekit.compiler.ir.affine import Affine, affine
+from tilekit.compiler.ir.constants import operand_of
 from tilekit.compiler.ir.nodes import (
     LOOPS,
     Constant,
@@ -49,6 +48,7 @@ from tilekit.compiler.ir.nodes import (
 )
 from tilekit.compiler.ir.types import ObjectType, ScalarType, TileType
 from tilekit.compiler.passes.abreast import follows
+from tilekit.compiler.passes.begins import Begins, begins_of, combined, parts_of
 from tilekit.compiler.passes.consumer import consume, products_of
 from tilekit.compiler.passes.factors import is_view
 from tilekit.compiler.passes.multicast import alike
@@ -77,7 +77,7 @@ def make_rings(kernel: Region) -> int:
         _check(loop)
     rings = _rings(loops, _Known(frozenset(kernel.parameters), defined))
     shared = alike(kernel, loops, defined)
-    along = {loop: [_along(stream, defined) for stream in _streams(loop)] for loop in loops}
+    begins = {loop: [begins_of(stream, defined) for stream in _streams(loop)] for loop in loops}
     values = [[Value(f"ring{number}", ObjectType(intrinsics.ring)) for _ in ring.variants] for number, ring in enumerate(rings)]
     of = {
         loop: value
@@ -99,7 +99,7 @@ def make_rings(kernel: Region) -> int:
     # Those of which nobody said how many stages they have come last, and share what the others leave.
     operations: list[Operation] = []
     for number, ring in sorted(enumerate(rings), key=lambda numbered: numbered[1].stages is None):
-        operations += _ring(number, ring, shared, along, values[number])
+        operations += _ring(number, ring, shared, begins, values[number])
     products = max(map(products_of, loops))
     kernel.operations = [*_meetings(kernel), *operations, *_roles(consumer, producer, products, kernel.operations[0].location)]
     kernel.exit, kernel.operands = "return", []
@@ -271,22 +271,15 @@ def _has_one_turn(loop: Operation, defined: Definitions) -> bool:
     return any(_is_one_tile(defined[stream], defined) for stream in _streams(loop) if isinstance(stream, Value))
 
 
-def _parts_of(row: Operation, defined: Definitions) -> tuple[Sequence[Operand], int]:
-    """The parts of the index of tiles, and how many dimensions these have."""
-    parts = row.operands[1].parts if isinstance(row.operands[1], Group) else (row.operands[1],)
-    extents = defined[row.operands[0]].operands[1]  # type: ignore[index]
-    return parts, len(extents.parts) if isinstance(extents, Group) else 1
-
-
 def _is_one_tile(row: Operation, defined: Definitions) -> bool:
     if row.kind == "gathered":
         return _spans_one(Section(row.operands[2], row.operands[3], Constant(None)), defined)
     if row.kind != "item":
         return False
-    parts, rank = _parts_of(row, defined)
+    parts, extents = parts_of(row, defined)
     sections = [part for part in parts if isinstance(part, Section)]
     elsewhere = any(isinstance(part, Constant) and isinstance(part.value, slice) for part in parts)
-    return len(parts) == rank and not elsewhere and all(_spans_one(section, defined) for section in sections)
+    return len(parts) == len(extents) and not elsewhere and all(_spans_one(section, defined) for section in sections)
 
 
 def _spans_one(section: Section, defined: Definitions) -> bool:
@@ -298,18 +291,12 @@ def _spans_one(section: Section, defined: Definitions) -> bool:
     return first is not None and behind is not None and behind.plus(first, -1) == Affine({}, 1)
 
 
-def _along(stream: Operand, defined: Definitions) -> int:
-    """The dimensions that a loop goes along, a bit each: all of a whole grid's, and of tiles that the kernel looks up."""
-    row = defined.get(stream) if isinstance(stream, Value) else None
-    if row is None or row.kind != "item":
-        return -1
-    parts, rank = _parts_of(row, defined)
-    fixed = [isinstance(part, Value) or (isinstance(part, Constant) and isinstance(part.value, int)) for part in parts]
-    return sum(1 << at for at in range(rank) if at >= len(fixed) or not fixed[at])
-
-
 def _ring(
-    number: int, ring: _Ring, shared: Mapping[Operation, list[int]], along: Mapping[Operation, list[int]], results: list[Value]
+    number: int,
+    ring: _Ring,
+    shared: Mapping[Operation, list[int]],
+    begins: Mapping[Operation, list[Begins]],
+    results: list[Value],
 ) -> list[Operation]:
     """What makes a ring, some of whose streams are shared by the blocks of a cluster, and its variants."""
 
@@ -338,13 +325,13 @@ def _ring(
     counts = Group(tuple(Constant(len(key)) for key in ring.variants))
     across = [set(each) for users in ring.variants.values() for each in zip(*map(summed_along, users), strict=True)]
     summed = Group(tuple(Constant(each.pop() if len(each) == 1 else 0) for each in across))
-    ways = [set(each) for users in ring.variants.values() for each in zip(*(along[loop] for loop in users), strict=True)]
-    axes = Group(tuple(Constant(functools.reduce(operator.or_, each)) for each in ways))
+    apart = [combined(each) for users in ring.variants.values() for each in zip(*(begins[loop] for loop in users), strict=True)]
+    where = operand_of(tuple(number for one in apart for begin in one for number in begin))
     whole, *others = results
     if len(grids) > _MOST_ARGUMENTS:
         tuples = [grids[at : at + _MOST_ARGUMENTS] for at in range(0, len(grids), _MOST_ARGUMENTS)]
         grids = [Group(tuple(several)) for several in tuples]
-    operands = [Constant(number), Constant(ring.stages or 0), together, behind, counts, summed, axes, *grids]
+    operands = [Constant(number), Constant(ring.stages or 0), together, behind, counts, summed, where, *grids]
     operations.append(_call(intrinsics.ring, operands, locations[0], whole))
     for at, (other, location) in enumerate(zip(others, locations[1:], strict=True), start=1):
         operations.append(_call(intrinsics.variant, [whole, Constant(at)], location, other))

@@ -51,16 +51,16 @@ def place_of(at, rows, columns):
 
 @tk.function
 def _columns(b, n, begin, offset: tk.Const, columns: tk.Const, first, last, each: tk.Const):
-    """The tiles from `first` to `last` along K of so many columns, from `begin` and an offset on; from `begin` if there are none.
+    """The tiles from `first` to `last` along K of so many columns, from `begin` and an offset on; the first if there are none.
 
     Of a batch, they are those of product `n`: `each` says for `a` and for `b` whether it has a matrix for each product (1), or
     one for all (0). It is () where both are matrices, and (1,) where `b` alone has more dimensions.
     """
     if len(each) == 0:
-        at = begin + offset if begin + offset < b.shape[1] else begin
+        at = begin + offset if begin + offset < b.shape[1] else 0
         tiles = b.slice(1, at).tiles((BK, columns))[first:last, 0]
     else:
-        at = begin + offset if begin + offset < b.shape[2] else begin
+        at = begin + offset if begin + offset < b.shape[2] else 0
         tiles = b.slice(2, at).tiles((1, BK, columns))[n * each[len(each) - 1], first:last, 0]
     return tiles
 
@@ -76,7 +76,7 @@ def _rows(a, n, i, first, last, each: tk.Const):
 
 @tk.function
 def sums_abreast(a, b, n, i, j, first, last, dtype, precision: tk.Const, warp_specialize: tk.Const, each: tk.Const):
-    """Two tiles of a product, of the tiles along K from `first` to `last`. The second is the first again if it has no columns."""
+    """Two tiles of a product, of the tiles along K from `first` to `last`. The second is any other if it has no columns."""
     left, right = tk.zeros((BM, BN), dtype), tk.zeros((BM, BE), dtype)
     begin = (BN + BE) * j
     of_left = _columns(b, n, begin, 0, BN, first, last, each)
