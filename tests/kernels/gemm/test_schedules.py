@@ -250,7 +250,7 @@ def test_batches_choose_among_the_same_tiles(shape, tile):
     [
         (tk.bfloat16, "TN", (7576, 272, 1576), (128, 144)),
         (tk.float8_e4m3fn, "NT", (12601, 144, 1456), (128, 144)),
-        (tk.float8_e4m3fn, "NT", (432, 4888, 2032), (128, 144)),  # of the transpose
+        (tk.float8_e4m3fn, "NT", (432, 4888, 2032), (128, 160)),
     ],
     ids=str,
 )
@@ -332,7 +332,13 @@ def test_pairs_of_blocks_load_rows_that_lie_across_lines():
         assert model._clusters_of(of(*shape, **lying), odd, 2) == [], "parts of sums"
     assert model._clusters_of(of(13312, 272, 13336, **lying), wide, 1) == []
     assert model._clusters_of(of(896, 272, 400, **lying), (128, 144, 8), 1) == [(1, 2)]
-    assert model._clusters_of(of(896, 272, 400, **lying), (64, 144, 4), 1) == []
+    assert model._clusters_of(of(896, 272, 400, **lying), (64, 144, 4), 1) == [(2, 1), (1, 2), (2, 2)]
+    assert model._clusters_of(of(896, 272, 400, **lying), (64, 144, 4), 2) == [], "parts of sums"
+    assert model._clusters_of(of(200, 4440, 1304, **lying), (64, 144, 4), 1) == [(2, 1)], "31 of four blocks do not fit"
+
+
+def test_blocks_load_together_what_has_a_part_for_each():
+    assert [model._mine(columns, below) for columns, below in ((144, 2), (144, 4), (104, 4), (128, 4))] == [72, 48, 32, 32]
 
 
 def test_operands_that_are_turned_over_have_tall_tiles():
@@ -466,9 +472,44 @@ def test_transposes_are_written_as_wide_as_threads_have_neighbours(n):
     assert set(re.findall(r"\bSTG[.\w]*", launch.compile("sm_90a").sass)) == {"STG.E"}
 
 
+def exactly(m, n, k, layout="NN"):
+    return of(m, n, k)._replace(
+        itemsize=4, stored=4, begins=math.gcd(4 * n, model.STAGED_BYTES), across=(layout[0] == "T", layout[1] == "N")
+    )
+
+
+def exact_ways(*shape, **options):
+    """By tile, the clocks of the best way of exact products."""
+    ways = exact.exact_ways(exactly(*shape, **options), even=True, fetched=True, splits=None)
+    return {way[:2]: way.clocks for way in reversed(ways)}
+
+
+def test_tiles_of_exact_float32_have_few_rows_of_what_comes_one_element_at_a_time():
+    """240 x 6704 x 11240 with `b` along K took 8 % longer with 128 columns, 560 x 2992 x 592 with `a` along K with 128 rows."""
+    turned, plain, even = (exact_ways(1024, 4096, 4096, layout=layout) for layout in ("TT", "NN", "TN"))
+    assert turned[128, 64] * 1.07 < turned[64, 128]
+    assert plain[64, 128] * 1.07 < plain[128, 64]
+    assert even[64, 128] == even[128, 64] < plain[64, 128]
+
+
+def test_blocks_of_exact_float32_that_get_a_tile_more_are_few_or_many():
+    """The first that a GPU starts lie on the same multiprocessor, some of them, and take it as long as three with one more."""
+    product = exactly(176, 9304, 15272)
+    way = exact.exact_way(product, even=True, fetched=True, splits=3)
+    assert way[:2] != (64, 128) or way.clocks > 1300 * 1700
+    at_once = exact.exact_way(product, even=True, fetched=True, splits=None)
+    tiles = -(-176 // at_once.rows) * -(-9304 // at_once.columns) * at_once.parts
+    assert not 0.75 < tiles % (3 * MULTIPROCESSORS) / (2 * MULTIPROCESSORS) <= 1
+
+
+def test_rows_of_exact_float32_that_begin_anywhere_are_stored_in_long_pieces():
+    odd = exact.exact_way(exactly(6046, 1649, 1)._replace(shape=(49, 6046, 1649, 1)), even=False, fetched=True, splits=None)
+    assert odd.columns == 128
+
+
 def test_parts_of_little_work_are_short():
     """Blocks that wait for few steps each, and one more launch, where whole sums would leave most multiprocessors idle."""
-    way = exact.exact_way((1, 96, 440, 272), MULTIPROCESSORS, beside=0, even=True, fetched=True, splits=None)
+    way = exact.exact_way(exactly(96, 440, 272), even=True, fetched=True, splits=None)
     blocks = -(-96 // way.rows) * -(-440 // way.columns) * way.parts
     assert way.parts > 1 and MULTIPROCESSORS * 0.9 < blocks <= MULTIPROCESSORS
 
@@ -565,7 +606,7 @@ def test_blocks_of_exact_float32_have_room(way, extra):
 def test_exact_float32_with_another_matrix_beside_it_has_smaller_tiles():
     """For its elements a thread has registers only where it has 64 of the result."""
     alone, beside = (
-        exact.exact_way((1, 8192, 8192, 1024), MULTIPROCESSORS, beside=nbytes, even=True, fetched=True, splits=None)
+        exact.exact_way(exactly(8192, 8192, 1024)._replace(beside=nbytes), even=True, fetched=True, splits=None)
         for nbytes in (0, 4)
     )
     assert (alone[:2], sorted(beside[:2])) == ((128, 128), [64, 128])
@@ -573,11 +614,11 @@ def test_exact_float32_with_another_matrix_beside_it_has_smaller_tiles():
 
 def test_sums_of_exact_float32_are_split_where_there_are_few_tiles():
     few, many = (
-        exact.exact_way(shape, MULTIPROCESSORS, beside=0, even=True, fetched=True, splits=None)
-        for shape in ((1, 512, 512, 16384), (1, 8192, 8192, 1024))
+        exact.exact_way(exactly(*shape), even=True, fetched=True, splits=None)
+        for shape in ((512, 512, 16384), (8192, 8192, 1024))
     )
     assert few.parts > 2 and many.parts == 1
-    assert exact.exact_way((1, 512, 512, 16384), MULTIPROCESSORS, beside=0, even=True, fetched=True, splits=3).parts == 3
+    assert exact.exact_way(exactly(512, 512, 16384), even=True, fetched=True, splits=3).parts == 3
 
 
 def test_tiles_of_batches_of_exact_float32():

@@ -1,8 +1,8 @@
-"""Where the tiles of streams begin along the dimensions that their loop does not go along: at an offset, and a period's multiples.
+"""Where the tiles of streams begin, along the dimensions that loops do not go along: at multiples of a period, behind an offset.
 
 It says how much there is of the last tile of a tensor, which alone has less than others: of tiles of 64 columns that begin 96
-columns apart, 64 behind the beginning, 20 of 660 (see `nvidia.fewer_rows`). Nothing but speed depends on it: at run time each tile
-is asked whether it is that one.
+apart, the first at column 64, there are 20 of 660 (see `nvidia.fewer_rows`). Nothing but speed depends on it: each tile is asked
+at run time whether it is that one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def parts_of(row: Operation, defined: Mapping[Value, Operation]) -> tuple[tuple[
 
 
 def begins_of(stream: Operand, defined: Mapping[Value, Operation]) -> Begins:
-    """Where the tiles of a stream begin. A loop goes along all dimensions of a whole grid, and of tiles that the kernel looks up."""
+    """Where the tiles of a stream begin. Along all dimensions of a grid goes a loop over it, and one of tiles that are looked up."""
     row = defined[stream]  # type: ignore[index]
     if row.kind != "item":
         return (ANYWHERE,) * len(_each(row.operands[1]))
@@ -55,7 +55,7 @@ def combined(several: Iterable[Begins]) -> Begins:
 
 
 def _varying(start: Operand, defined: Mapping[Value, Operation]) -> Congruence:
-    """Where a slice begins; if it is chosen, as what lies the furthest apart: the other ways are those without a tile of its own."""
+    """Where a slice begins; of several ways, what lies the furthest apart: the others are for tiles that there are none of."""
     operation = defined.get(start) if isinstance(start, Value) else None
     if operation is not None and operation.kind == "call" and operation.what.value is intrinsics.multiple:
         return _varying(operation.operands[0], defined)

@@ -61,8 +61,8 @@ def _replace(operation: Operation, at: int, bound: Value) -> None:
 
 
 class Congruence(NamedTuple):
-    """Numbers that are an offset and multiples of a period; the offset alone if that is 0. (Granger, "Static analysis of arithmetical
-    congruences", 1989.)"""
+    """Numbers that are an offset and multiples of a period; the offset alone if that is 0. (Granger, "Static analysis of
+    arithmetical congruences", 1989.)"""
 
     period: int
     offset: int

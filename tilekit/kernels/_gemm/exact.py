@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from tilekit.kernels._gemm.model import Product
 from tilekit.kernels._host import power
 
 __all__ = ["FEW_STEPS", "ExactWay", "exact_way", "exact_ways", "fits_stages", "staged_blocks"]
@@ -75,30 +76,31 @@ _LARGE, _BLOCKS = 128 * 128, 2
 # Clocks of a kernel before the first tile has come and after the last, and of a round of blocks; elements that are stored in one;
 # bytes that come from memory in one, or go there; clocks to the work of the next kernel.
 _LATENCY, _ROUND, _STORED, _MEMORY, _NEXT = 3000, 1000, 10, 2400, 2400
-_LEAST, _FEW, _MOST_SPLITS, _LEAST_SHARE, _MOST_NARROW = 16, 4, 64, 64, 32
+_LEAST, _FEW, _MOST_SPLITS, _LEAST_SHARE, _MOST_NARROW, _ROUNDS = 16, 4, 64, 64, 32, 4
+# Some multiprocessors get their blocks before others do. So where most blocks but a third have one tile more than these, all of
+# those multiprocessors' blocks have: 176 x 9304 x 15272 in 657 tiles of 64 x 128, three at a time on each of 132, takes 1360 us,
+# as if these were 792.
+_UNEVEN = 0.75
+# What lies along K comes to its stage one element at a time: so much longer takes a tile, for each element of it of which `_SOME`
+# more than one come so; some come so of what lies across K, if rows begin anywhere. (240 x 6704 x 11240,
+# with `b` along K: 1080 us in tiles of 64 x 128, and 996 of 128 x 64.)
+_SINGLY, _SOME, _NOT_ALL = 0.08, 128, 0.5
+# Rows of the result that begin within sectors of the cache: so many more elements of each row of a tile are as good as stored.
+# (49 x 6046 x 1649 x 1 takes 890 us with tiles of 64 columns, and 630 with 128.)
+_SECTOR, _PARTLY = 32, 32
 
 
-def exact_way(
-    shape: tuple[int, int, int, int], count: int, *, beside: int, even: bool, fetched: bool, splits: int | None
-) -> ExactWay:
-    """The way that takes the fewest clocks.
-
-    Args:
-        shape: of the product, `(batch, M, N, K)`.
-        count: of multiprocessors.
-        beside, even, fetched, splits: see `schedules.schedule_of`.
-    """
-    return exact_ways(shape, count, beside=beside, even=even, fetched=fetched, splits=splits)[0]
+def exact_way(product: Product, *, even: bool, fetched: bool, splits: int | None) -> ExactWay:
+    """The way that takes the fewest clocks; see `schedules.schedule_of`."""
+    return exact_ways(product, even=even, fetched=fetched, splits=splits)[0]
 
 
-def exact_ways(
-    shape: tuple[int, int, int, int], count: int, *, beside: int, even: bool, fetched: bool, splits: int | None
-) -> list[ExactWay]:
+def exact_ways(product: Product, *, even: bool, fetched: bool, splits: int | None) -> list[ExactWay]:
     """All ways, each tile with the best number of parts: that which takes the fewest clocks comes first."""
     best = []
-    for way in _ways(shape, beside, even, fetched):
-        dealt = [way._replace(parts=parts) for parts in ([splits] if splits else _parts(shape, count, way))]
-        best.append(min((each._replace(clocks=_clocks(shape, count, each)) for each in dealt), key=lambda each: each.clocks))
+    for way in _ways(product.shape, product.beside, even, fetched):
+        dealt = [way._replace(parts=parts) for parts in ([splits] if splits else _parts(product, way))]
+        best.append(min((each._replace(clocks=clocks(product, each, even)) for each in dealt), key=lambda each: each.clocks))
     return sorted(best, key=lambda each: each.clocks)
 
 
@@ -155,28 +157,37 @@ def _beyond(m: int, n: int, rows: int, columns: int) -> int:
     return -(-m // rows) * rows * -(-n // columns) * columns
 
 
-def _parts(shape: tuple[int, int, int, int], count: int, way: ExactWay) -> list[int]:
-    """Numbers of parts that give multiprocessors so many tiles each as there is room for, or fewer, or twice as many."""
-    batch, m, n, k = shape
+def _parts(product: Product, way: ExactWay) -> list[int]:
+    """Numbers of parts that give multiprocessors so many tiles each as there is room for, or fewer, or some times as many."""
+    (batch, m, n, k), count = product.shape, product.count
     tiles = max(1, batch * -(-m // way.rows) * -(-n // way.columns))
     limit = max(1, min(_MOST_SPLITS, k // max(_LEAST_SHARE, way.depth)))
-    return sorted({1, *(max(1, min(limit, each * count // tiles)) for each in range(1, 2 * way.room + 1))})
+    return sorted({1, *(max(1, min(limit, each * count // tiles)) for each in range(1, _ROUNDS * way.room + 1))})
 
 
-def _clocks(shape: tuple[int, int, int, int], count: int, way: ExactWay) -> float:
-    batch, m, n, k = shape
+def clocks(product: Product, way: ExactWay, even: bool) -> float:
+    """How many it takes in this way."""
+    (batch, m, n, k), count = product.shape, product.count
     steps = -(-k // way.depth)
     share = -(-steps // min(way.parts, steps))
     parts = -(-steps // share)
-    turns = -(-max(1, batch * -(-m // way.rows) * -(-n // way.columns) * parts) // count)
+    tiles = max(1, batch * -(-m // way.rows) * -(-n // way.columns) * parts)
+    turns = -(-tiles // count)
     work = way.rows * way.columns * share * way.depth / _PRODUCTS
+    if way.staged:
+        if turns > way.room and tiles % (count * way.room) > _UNEVEN * count * (way.room - 1):
+            turns = -(-turns // way.room) * way.room
+        sides = zip((way.rows, way.columns), product.across, strict=True)
+        singly = sum(size * ((0 if even else _NOT_ALL) if across else 1) for size, across in sides)
+        work *= 1 + _SINGLY * (_SOME * singly / (way.rows * way.columns) - 1)
 
     def together(blocks: int) -> float:
         return max(blocks * work / way.reached, work / way.alone)
 
     rounds, rest = divmod(turns, way.room)
-    clocks = rounds * together(way.room) + (together(rest) if rest else 0)
-    clocks += turns * way.rows * way.columns / _STORED + (rounds + (rest > 0)) * _ROUND
-    operands = 4 * batch * (m * k + k * n + m * n) / _MEMORY
+    taken = rounds * together(way.room) + (together(rest) if rest else 0)
+    taken += turns * way.rows * way.columns / _STORED + (rounds + (rest > 0)) * _ROUND
+    stored = m * n * (1 if product.begins >= _SECTOR else 1 + _PARTLY / way.columns)
+    moved = 4 * batch * (m * k + k * n + stored) / _MEMORY
     after = _NEXT + 8 * batch * m * n * parts / _MEMORY if parts > 1 else 0  # they are written, and read
-    return float((clocks**4 + operands**4) ** 0.25 + _LATENCY + after)
+    return float((taken**4 + moved**4) ** 0.25 + _LATENCY + after)

@@ -33,12 +33,12 @@ _COMING, _HELD, _STAGES, _STAGES_ALONE, _ROOM = 870, 2, 4, 8, 224 << 10
 # The order of the norm, and how fast it grows with the stages beyond four.
 _ORDER, _DEEPER = 3.75, 0.2
 # Bytes that come to a multiprocessor in a clock, of what it asks the L2 cache for, and of what another one has asked for; and
-# bytes to all of them, fewer where rows lie across its lines.
-_FETCHED, _ARRIVING, _CACHED, _ACROSS = 85, 100, 13500, 5200
+# bytes to all of them, fewer where rows lie across its lines, or along K those of both operands.
+_FETCHED, _ARRIVING, _CACHED, _ACROSS, _ALONG = 85, 138, 13500, 5200, 3570
 # So many times as much where rows of 128 bytes are parts of two lines each, of operands across K, and of others: 744 x 256 x
 # 2480 takes 8.4 us with `a` along K, and 11 with its transpose, or 8.6 where two blocks load that; 1000 x 1000 x 1000 9.8, and
 # 8.2 where two do.
-_TWO_LINES, _SHIFTED = 1.85, 1.45
+_TWO_LINES, _SHIFTED = 1.81, 1.47
 # For each column of a tile of `b` that is turned over in a step, which the next product waits for.
 _TURNING = 1.95
 # Rows that a tile has beyond a matrix are zeros, which come so slowly to blocks that load it together: with tiles of 128 x 128,
@@ -91,8 +91,8 @@ _EIGHTH, _FROM_MEMORY = 8, 32 << 20
 # Also where they load less by it of an operand that is `ragged`; then pairs of blocks that stay, too, and of those whose tiles
 # have other columns than powers of two: 13 x 1800 x 272 x 14232 takes 376 us, and 483 without; where lines are whole, pairs of
 # these gain nothing (224 x 10240 x 8192: 62 us, and 61). Blocks of a cluster begin and end together, in so many clocks.
-_PAIRS, _TOGETHER, _MEETING, _FITTING = ((2, 1), (1, 2)), 1.02, 770, 0.85
-_CLUSTERS = (*_PAIRS, (4, 1), (1, 4), (2, 2))
+_PAIRS, _TOGETHER, _MEETING, _FITTING = ((2, 1), (1, 2)), 1.02, 1060, 0.91
+_CLUSTERS, _LEAST_PART = (*_PAIRS, (4, 1), (1, 4), (2, 2)), 8
 
 
 class Product(NamedTuple):
@@ -244,12 +244,11 @@ def _clusters_of(product: Product, tile: tuple[int, int, int], parts: int | Stre
     """The clusters that blocks may have which visit tiles of so many rows and columns, with so many warps."""
     (batch, m, n, k), (rows, columns, warps) = product.shape, tile
     down, across = -(-m // rows), -(-n // columns)
-    if not product.clusters or isinstance(parts, StreamK) or n <= FEW_ROWS:
+    if not product.clusters or isinstance(parts, StreamK) or n <= FEW_ROWS or (parts > 1 and columns_of(columns)):
         return []
-    stay, odd = batch * down * across * parts > product.count, columns_of(columns) is not None
-    if (stay or odd) and not (parts == 1 and any(product.ragged) and together(rows, columns, warps)):
-        return []
-    if stay:
+    if batch * down * across * parts > product.count:
+        if not (parts == 1 and any(product.ragged) and together(rows, columns, warps)):
+            return []
         little = all(_EIGHTH * (there - extent) <= extent for extent, there in ((m, down * rows), (n, across * columns)))
         return [cluster for cluster in _PAIRS if little and down % cluster[0] == across % cluster[1] == 0]
 
@@ -261,12 +260,17 @@ def _clusters_of(product: Product, tile: tuple[int, int, int], parts: int | Stre
     of_b = ragged[1] or (worth(n, across * columns) and (n >= m or across % 2 > 0))
     return [
         (below, beside)
-        for below, beside in (_PAIRS if odd else _CLUSTERS)
+        for below, beside in _CLUSTERS
         if down % below == across % beside == 0
         and batch * down * across * parts <= product.count * (1 if below * beside == 2 else _FITTING)
         and (below == 1 or of_b)
         and (beside == 1 or of_a)
     ]
+
+
+def _mine(columns: int, below: int) -> float:
+    """How many of a tile's columns a block loads for as many blocks: all of tiles abreast that are too small for a part each."""
+    return sum(size if size % (_LEAST_PART * below) else size / below for size in columns_of(columns) or (columns,))
 
 
 def _cached(product: Product) -> bool:
@@ -292,7 +296,7 @@ def clocks(product: Product, way: Way) -> float:
     lone = (not product.across[0] and beside == 1, not product.across[1] and below == 1)
     sizes = (min(bm, m) if lone[0] else bm, min(bn, n) if lone[1] else bn)
     high, wide = (-(-size // panel) * panel for size, panel in zip(sizes, panels, strict=True))
-    mine_of_a, mine_of_b = high / beside, wide / below
+    mine_of_a, mine_of_b = high / beside, wide / below if product.across[1] or below == 1 else _mine(bn, below)
     room = bn if columns_of(bn) is None else wide  # columns of a stage: the second of two tiles has panels like the first's
     fetched = (mine_of_a + mine_of_b) * STAGED_BYTES
     once = not isinstance(parts, StreamK) and tiles * parts * sharing <= count
@@ -339,7 +343,8 @@ def clocks(product: Product, way: Way) -> float:
     less, more = max(0, (down - 1) * bm + sizes[0] - m), max(0, (across - 1) * bn + (room if sizes[1] == bn else sizes[1]) - n)
     beyond = [batch * steps * STAGED_BYTES * size for size in (less * across / beside, more * down / below)]
     zeros = sum(size for size, absent in zip(beyond, lone, strict=True) if not absent)
-    cached = (every * fetched - sum(beyond)) / (_CACHED if product.lines else _ACROSS) + zeros / _BEYOND
+    cache = _CACHED if product.lines else _ALONG if all(product.ragged) and not any(product.across) else _ACROSS
+    cached = (every * fetched - sum(beyond)) / cache + zeros / _BEYOND
     own = mine_of_a + mine_of_b
     fetching = mine * STAGED_BYTES * ((own + again) / _FETCHED + (high + wide - own) / _ARRIVING)
     order = _ORDER * (stages / _STAGES) ** _DEEPER

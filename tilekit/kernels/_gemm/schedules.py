@@ -183,7 +183,7 @@ def _schedule(
             occupancy = held(1, warps)  # else one block had all of the shared memory, and others waited until it was through
     elif itemsize == 4 and not tf32 and not copied:
         fixed = splits if isinstance(splits, int) else 1 if splits else None
-        way = exact_way(product.shape, count, beside=beside, even=even, fetched=fetched, splits=fixed)
+        way = exact_way(product, even=even, fetched=fetched, splits=fixed)
         bm, bn, bk, warps, occupancy = way[:5]
         parts, clocks = splits or way.parts, way.clocks
     else:
