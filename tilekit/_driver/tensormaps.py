@@ -33,8 +33,8 @@ assert set(_TYPES) == {d.name for d in dtypes.ALL}
 
 
 class Last(NamedTuple):
-    """The last box along a dimension, of those that begin at an offset, and a period behind each other; if that is 0, at the offset
-    alone."""
+    """The last box along a dimension, of those that begin at an offset, and a period behind each other; at the offset alone if
+    that is 0."""
 
     dim: int
     period: int
@@ -59,7 +59,7 @@ class TensorMap:
         order: its dimensions, from the one with stride 1 to the slowest: the first of `order` is the map's dimension 0, whose
             coordinate comes first in instructions.
         swizzle: how the 16-byte pieces of a box's rows are exchanged in shared memory, in bytes: 32, 64, 128; 0 for not at all.
-        last: along which dimension a box has what there is of the last one, and where those begin; None if all boxes have as much.
+        last: along which dimension a box has what there is of the last one, and where these begin; None if all have as much.
             (Zeros outside of a tensor come at a fraction of the speed of what is there.)
 
     Raises:

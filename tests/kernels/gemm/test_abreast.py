@@ -162,7 +162,13 @@ def test_columns_that_are_contiguous_are_multiplied_as_many_as_there_are(tile, s
 
 @pytest.mark.parametrize(
     ("shape", "shared"),
-    [((13, 1800, 272, 1432), 1), ((17, 3040, 304, 4312), 1), ((1, 1488, 3056, 10992), 2), ((1, 5736, 280, 5720), 1)],
+    [
+        ((13, 1800, 272, 1432), 1),
+        ((17, 3040, 304, 4312), 1),
+        ((1, 1488, 3056, 10992), 1),
+        ((1, 256, 9000, 4008), 2),
+        ((1, 5736, 280, 5720), 1),
+    ],
     ids=str,
 )
 def test_pairs_of_blocks_load_tiles_of_rows_that_lie_across_lines(shape, shared):

@@ -52,6 +52,7 @@ def names(op):
         ((1, 1001, 997), BF, "ieee"),
         ((999, 3, 1234), np.float16, "ieee"),
         ((5, 2, 301, 77), np.float32, "ieee"),
+        ((1100, 1301, 2049), np.float32, "ieee"),
         ((4, 515, 333), np.int8, "ieee"),
     ],
     ids=str,
@@ -127,6 +128,17 @@ def test_eight_bits_are_packed_along_k(device):
     a, b = operand((40, 64), np.int8), operand((64, 48), np.int8)
     assert packing_of(laid(a, True), laid(b, False)) == ((128, 1), (1, 128))
     assert packing_of(laid(a, False), laid(b, True)) == (None, None)
+
+
+@pytest.mark.parametrize(("shape", "layout", "packed"), [
+    ((1949, 2525, 10939), "TT", True), ((1949, 2525, 10939), "NN", True), ((2048, 2048, 2048), "TN", False),
+    ((2048, 2048, 200), "NT", False), ((4082, 277, 518), "NN", False),
+], ids=str)  # fmt: skip
+def test_exact_float32_is_packed_across_k_where_it_is_multiplied_often(shape, layout, packed):
+    m, n, k = shape
+    a = api.meta((k, m), tk.float32).T if layout[0] == "T" else api.meta((m, k), tk.float32)
+    b = api.meta((n, k), tk.float32).T if layout[1] == "T" else api.meta((k, n), tk.float32)
+    assert ("_pack" in names(kernels.gemm(a, b))) == packed
 
 
 @pytest.mark.parametrize("deep", [False, True])

@@ -37,8 +37,8 @@ _VOID = ir.VoidType()
 
 
 def last_of(grid: TileGridType, begins: Begins) -> Last | None:
-    """The last tile of a tensor, along the dimension that is the slowest of its tiles in memory; None if it has as much as others,
-    or if loops go along that."""
+    """The last tile of a tensor, along the dimension that is the slowest of its tiles in memory; None if that has as much as
+    others, or if loops go along it."""
     facts, cut = grid.tensor.facts, grid.cut
     slowest = next((d for d, extent in enumerate(cut.extents) if d != facts.unit and extent > 1), None)
     if slowest is None:

@@ -26,7 +26,7 @@ def parts_of(row: Operation, defined: Mapping[Value, Operation]) -> tuple[tuple[
 
 
 def begins_of(stream: Operand, defined: Mapping[Value, Operation]) -> Begins:
-    """Where the tiles of a stream begin. Along all dimensions of a grid goes a loop over it, and one of tiles that are looked up."""
+    """Where the tiles of a stream begin: anywhere those of a whole grid, and those that are looked up."""
     row = defined[stream]  # type: ignore[index]
     if row.kind != "item":
         return (ANYWHERE,) * len(_each(row.operands[1]))

@@ -64,6 +64,7 @@ _NEAR, _APART = 5450, 4
 _BETWEEN = 1000
 # Tiles for operands in stages of shared memory: rows, columns, warps. Each warpgroup has 64 rows, or more.
 _STAGED = ((128, 256, 8), (128, 128, 8), (64, 256, 4), (64, 128, 4), (128, 64, 8), (64, 64, 4), (64, 32, 4))
+_MOST_HELD = 144  # columns of a tile of four warps, of which a multiprocessor has registers for two
 _WIDEST_SUMMED = 208  # columns whose sums, and short ones of 8-bit floats, fit the registers
 # Tall tiles load the least for what they multiply: 16384 x 8192 x 8192 takes 2.81 ms with 256 x 192, and 2.96 with 128 x 256;
 # 976 x 14664 x 13488 546 us with 256 x 160, and 583. The sums of those with more than so many columns take so many of a thread's
@@ -147,9 +148,9 @@ class Way(NamedTuple):
     depth: int = STAGED_BYTES
 
 
-def held(count: int, warps: int) -> int:
-    """How many blocks of so many warps multiprocessors hold."""
-    return count * max(1, 4 // warps * 2 if warps < 8 else 1)
+def held(count: int, columns: int, warps: int) -> int:
+    """How many blocks with tiles of so many columns, and so many warps, multiprocessors hold."""
+    return count * (1 if warps >= 8 or (warps == 4 and columns > _MOST_HELD) else 4 // warps * 2)
 
 
 def together(rows: int, columns: int, warps: int) -> bool:
@@ -177,7 +178,7 @@ def cheapest(product: Product, splits: int | str | None = None, abreast: tuple[i
         limit = 1 if whole else min(MOST_SPLITS, steps, max(1, 2 * count // tiles))
         ways: list[int | StreamK] = [splits] if isinstance(splits, int) else [1] if splits else list(range(1, limit + 1))
         if splits == "stream" and depth == STAGED_BYTES:
-            stream = stream_k(-(-m // bm), -(-n // bn), steps, held(count, warps))
+            stream = stream_k(-(-m // bm), -(-n // bn), steps, held(count, bn, warps))
             ways = ways if stream is None else [stream]
         every = [Way(bm, bn, warps, parts, depth=depth) for parts in ways]
         every += [way._replace(cluster=cluster) for way in every for cluster in _clusters_of(product, (bm, bn, warps), way.parts)]
@@ -283,12 +284,12 @@ def clocks(product: Product, way: Way) -> float:
     """How long it takes in this way."""
     (batch, m, n, k), count = product.shape, product.count
     bm, bn, warps, parts, cluster, sharing, depth = way
-    steps, each = -(-k * product.itemsize // STAGED_BYTES), held(count, warps) // count
+    steps, each = -(-k * product.itemsize // STAGED_BYTES), held(count, bn, warps) // count
     down, across = -(-m // bm), -(-n // bn)
     tiles, deep = max(1, batch * down * across), depth // STAGED_BYTES
     products = bm * bn * STAGED_BYTES / _PRODUCTS * (_TALL if bm * bn > _SPLIT else 1)
     rows = parts.top if isinstance(parts, StreamK) else down
-    visiting = product.clusters and together(bm, bn, warps) and tiles > held(count, warps) and rows % CLUSTER[0] == 0
+    visiting = product.clusters and together(bm, bn, warps) and tiles > held(count, bn, warps) and rows % CLUSTER[0] == 0
     below, beside = cluster or (CLUSTER if visiting and columns_of(bn) is None else (1, 1))
     # Of what lies across K, short rows take as long as longer ones: it comes in panels.
     panels = [STAGED_BYTES // product.itemsize if across else 1 for across in product.across]

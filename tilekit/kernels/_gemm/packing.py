@@ -2,7 +2,8 @@
 
 Rows of an odd number of elements begin at any address, from which neither the tensor memory accelerator nor a copy to shared
 memory takes them; and tensor cores take 8-bit integers and floats, and rounded float32, only along K. Such operands are loaded
-element by element as the loop goes, again for each tile. To copy them first costs their bytes twice, once. (Goto and van de
+element by element as the loop goes, again for each tile. Threads that add up float32 by themselves take it across K, and what
+lies along K comes to them one element at a time. To copy them first costs their bytes twice, once. (Goto and van de
 Geijn, "Anatomy of high-performance matrix multiplication", 2008, pack for a processor's caches.)
 """
 
@@ -35,8 +36,9 @@ _ROUNDED = 0.07
 # Where both operands are copied to shared memory 4 or 8 bytes at a time, a product takes so many times as long. (3820 x 5770 x
 # 9804 takes 960 us, 3030 x 15847 x 2572 570, 4948 x 2382 x 4009 270.)
 _COPIED = 1.75
-# So much of the time is a gain by two models, of kernels of two kinds; and by one, where tiles are else turned over in each step.
-_WORTH, _WORTH_TURNED = 0.88, 0.95
+# So much of the time is a gain by two models, of kernels of two kinds; and by one, where tiles are else turned over in each step,
+# or exact float32 comes to shared memory one element at a time. (1949 x 2525 x 10939 TT takes 2830 us, and 2220 across K.)
+_WORTH, _WORTH_TURNED, _WORTH_ACROSS = 0.88, 0.95, 0.96
 _TILE, _WARPS = (64, 64), 4
 
 
@@ -78,11 +80,14 @@ Plan = tuple[Any, ...]
 AS_THEY_LIE: Packing = (None, None)
 
 
-def packing_of(a: Tensor, b: Tensor, *, deep: bool = False) -> Packing:
+def packing_of(a: Tensor, b: Tensor, *, deep: bool = False, across: bool = False) -> Packing:
     """How to pack those that do not come to shared memory as tensor cores take them: with that contiguous which is, or has to be.
 
-    That is K where they take the dtype along K alone; `deep` says that it is K of `a` whatever the dtype.
+    That is K where they take the dtype along K alone; `deep` says that it is K of `a` whatever the dtype. If they are to lie
+    `across` it, that is the other dimension.
     """
+    if across:
+        return _packing(a, len(a.shape) - 2), _packing(b, len(b.shape) - 1)
     a_deep, b_deep = len(a.shape) - 1, len(b.shape) - 2
     return _packing(a, a_deep if deep or a.itemsize != 2 else None), _packing(b, b_deep if b.itemsize != 2 else None)
 
@@ -105,7 +110,7 @@ def _described(x: Tensor, strides: tuple[int, ...] | None) -> Tensor:
 
 
 def best_packing(
-    a: Tensor, b: Tensor, plan: Plan, planned: Callable[[Tensor, Tensor], Plan], *, deep: bool = False
+    a: Tensor, b: Tensor, plan: Plan, planned: Callable[[Tensor, Tensor], Plan], *, deep: bool = False, across: bool = False
 ) -> tuple[Packing, Plan]:
     """How operands are packed, and the plan for them then; as they lie, and `plan`, where that is no gain.
 
@@ -113,16 +118,17 @@ def best_packing(
         a, b: the operands.
         plan: for them as they are: first its schedule, last whether tiles come to shared memory ahead.
         planned: makes one for operands that lie otherwise.
-        deep: see `packing_of`.
+        deep, across: see `packing_of`.
     """
-    wanted = packing_of(a, b, deep=deep)
+    wanted = packing_of(a, b, deep=deep, across=across)
+    worth = _WORTH_ACROSS if across else _WORTH_TURNED if plan[-1] and aligned(a, b) else _WORTH
     best, chosen = math.inf, (AS_THEY_LIE, plan)
     # One operand of float32 may be turned over on its way: `b`, or `a` where the transpose is computed.
     for packing in {wanted, (wanted[0], None), (None, wanted[1])} - {AS_THEY_LIE}:
         other = planned(_described(a, packing[0]), _described(b, packing[1]))
         if other[-1]:
             taken, without = _microseconds(plan, other, (a, b), packing)
-            if taken < min(best, (_WORTH_TURNED if plan[-1] and aligned(a, b) else _WORTH) * without):
+            if taken < min(best, worth * without):
                 best, chosen = taken, (packing, other)
     return chosen
 
@@ -135,14 +141,14 @@ def _microseconds(plan: Plan, other: Plan, operands: tuple[Tensor, Tensor], pack
         multiplied = sum(x.nbytes for x in operands) / _BYTES + _NEXT
     multiplied = max(multiplied, math.prod(operands[0].shape[:-1]) * operands[1].shape[-1] * operands[0].itemsize / _STORED)
     moved = sum(2 * x.nbytes for x, strides in zip(operands, packing, strict=True) if strides)
-    if not plan[-1] and min(operands[0].shape[-2], operands[1].shape[-1]) <= FEW_ROWS:
+    if operands[0].itemsize == 4 and as_it_is.clocks < math.inf:
+        unpacked = as_it_is.clocks / _CLOCKS
+    elif not plan[-1] and min(operands[0].shape[-2], operands[1].shape[-1]) <= FEW_ROWS:
         unpacked = sum(x.nbytes for x in operands) / _BYTES + _NEXT
     elif not plan[-1]:
         rounded = _ROUNDED * operands[0].shape[-1] / as_it_is.share if operands[0].itemsize == 4 else 0
         each = max(_ROUND, rounded) * (1 if operands[1].shape[-1] % _EIGHT == 0 else _ODD)
         unpacked = as_it_is.share * (each * -(-as_it_is.blocks // multiprocessors(operands[0])) + _STEP)
-    elif operands[0].itemsize == 4 and as_it_is.clocks < math.inf:
-        unpacked = as_it_is.clocks / _CLOCKS
     else:
         unpacked = multiplied * (_COPIED if all(packing) else 1.0)
     return moved / _BYTES + _NEXT + multiplied, unpacked

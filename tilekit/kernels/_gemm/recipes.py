@@ -15,7 +15,7 @@ from tilekit.kernels._gemm.packing import AS_THEY_LIE, Packing, best_packing
 from tilekit.kernels._gemm.product_kernels import MOST_OPERANDS, ProductKernels, function_of, kernels_of
 from tilekit.kernels._gemm.schedules import FEW_ROWS, Schedule, check_tile, result_dtype, schedule_of, sum_dtype
 from tilekit.kernels._gemm.vectors import FEW_VECTORS, Vectors, vectors_of
-from tilekit.kernels._host import check_splits, multiprocessors, on_cpu
+from tilekit.kernels._host import check_splits, has_warpgroups, multiprocessors, on_cpu
 from tilekit.kernels._staging import COPIES, LINES, aligned, exact_in_stages, in_stages, pitched, staged_operands
 
 __all__ = ["LEAST", "Recipe", "padded_shape", "recipe_of", "turned_over"]
@@ -24,9 +24,10 @@ LEAST = 16
 """Of K: what an instruction of the tensor cores takes at once."""
 
 # Bytes along K, and of a result, up to which tiles are loaded as the loop goes, which has one turn then: 512 x 4096 x 4 takes
-# 4.5 us so, and 6.0 in stages; 8192 x 1024 x 1 6.4, 8.1. With 48 bytes there is no gain, with 32 and 40 MB 1.1 times as much. Of
-# more, rows are whole sectors: 8192 x 4096 x 8 takes 20.9 us, and 24.1; but 11584 x 2883 x 1 41.2, and 37.8.
-_BRIEF, _BRIEF_RESULT = 32, 24 << 20
+# 4.5 us so, and 6.0 in stages; 8192 x 1024 x 1 6.4, 8.1; 3400 x 2512 x 24 8.0, 10.0. With 96 bytes there is no gain, with 32 and
+# 40 MB 1.1 times as much. Of more, rows are whole sectors: 8192 x 4096 x 8 takes 20.9 us, and 24.1; but 11584 x 2883 x 1 takes 41.2
+# us, and 37.8.
+_BRIEF, _BRIEF_RESULT = 48, 24 << 20
 _BRIEFER, _BRIEFER_RESULT, _SECTOR = 16, 72 << 20, 32
 # Nor are operands packed for it, up to a result of so many bytes: 22 x 60 x 10607 x 13 takes 20 us without, and 36 with.
 _UNPACKED = 32 << 20
@@ -155,14 +156,14 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
         return schedule, turned, staged or copied or otherwise or ahead
 
     plan = planned(a, b)
-    free = not (cpu or exact or tile or num_warps or splits) and a.itemsize <= 4
+    free = not (cpu or tile or num_warps or splits) and a.itemsize <= 4 and (not exact or has_warpgroups(a))
     packing, vectors = AS_THEY_LIE, None
     if not (cpu or plan[-1] or tile or num_warps or splits) and 0 < min(m, n) <= FEW_VECTORS and batch * k:
         deep = b.unit == len(b.shape) - 2 if m <= n else a.unit == len(a.shape) - 1
         run = _run(b if m <= n else a)
         vectors = vectors_of(batch, min(m, n), max(m, n), k, deep, run, multiprocessors(a))
     elif free and batch * m * n * k and (reach > _BRIEF or stored > _UNPACKED):
-        packing, plan = best_packing(a, b, plan, planned)
+        packing, plan = best_packing(a, b, plan, planned, across=exact)
     schedule, turned, ahead = plan
     if turned:
         added = (*added[:-2], *added[:-3:-1])

@@ -180,7 +180,7 @@ def _schedule(
         (bm, bn, warps, dealt, cluster, sharing, depth), clocks = cheapest(product, splits, abreast)
         bk, parts = depth // itemsize, dealt if isinstance(dealt, int) else "stream"
         if n <= FEW_ROWS and warps < 8 and batch * -(-m // bm) > count:
-            occupancy = held(1, warps)  # else one block had all of the shared memory, and others waited until it was through
+            occupancy = held(1, bn, warps)  # else one block had all of the shared memory, and others waited until it was through
     elif itemsize == 4 and not tf32 and not copied:
         fixed = splits if isinstance(splits, int) else 1 if splits else None
         way = exact_way(product, even=even, fetched=fetched, splits=fixed)
@@ -198,7 +198,7 @@ def _schedule(
         warps = num_warps
     steps = -(-k // bk)
     ahead = staged or copied or (fetched and fits_stages(bm, bn, bk, warps, k))
-    places = held(count, warps)
+    places = held(count, bn, warps)
     if fetched and ahead:
         occupancy = staged_blocks(bm, bn, warps)
         places = count * (occupancy or 1)
