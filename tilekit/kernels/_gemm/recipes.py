@@ -25,8 +25,8 @@ LEAST = 16
 
 # Bytes along K, and of a result, up to which tiles are loaded as the loop goes, which has one turn then: 512 x 4096 x 4 takes
 # 4.5 us so, and 6.0 in stages; 8192 x 1024 x 1 6.4, 8.1; 3400 x 2512 x 24 8.0, 10.0. With 96 bytes there is no gain, with 32 and
-# 40 MB 1.1 times as much. Of more, rows are whole sectors: 8192 x 4096 x 8 takes 20.9 us, and 24.1; but 11584 x 2883 x 1 takes 41.2
-# us, and 37.8.
+# 40 MB 1.1 times as much. Of more, rows are whole sectors: 8192 x 4096 x 8 takes 20.9 us, and 24.1; but 11584 x 2883 x 1 takes
+# 41.2 us, and 37.8.
 _BRIEF, _BRIEF_RESULT = 48, 24 << 20
 _BRIEFER, _BRIEFER_RESULT, _SECTOR = 16, 72 << 20, 32
 # Nor are operands packed for it, up to a result of so many bytes: 22 x 60 x 10607 x 13 takes 20 us without, and 36 with.
@@ -118,8 +118,10 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
         """The schedule for operands that lie like these, whether it is of the transpose, and whether tiles come ahead."""
         staged, copied = not exact and staged_operands(a, b), in_stages(a, b, to=COPIES, warpgroups=False)
         fetched = exact and not cpu and exact_in_stages(a, b)
-        # By copies of 4 or 8 bytes, for little work: loaded as the loop goes they take 0.6 to 1 of the time.
-        little = not aligned(a, b) and (-(-k * a.itemsize // LINES) <= FEW_STEPS or min(m, n) <= FEW_ROWS)
+        # By copies of 4 or 8 bytes, for little work: loaded as the loop goes they take 0.6 to 1 of the time. (Of more they take
+        # longer: 12000 x 5004 x 64 83 us, and 44.)
+        short = -(-k * a.itemsize // LINES) <= FEW_STEPS and stored <= _BRIEF_RESULT
+        little = not aligned(a, b) and (short or min(m, n) <= FEW_ROWS)
         # Blocks that stay begin later, and store what they have one tile after the other.
         brief = reach <= _BRIEF and stored <= _BRIEF_RESULT
         brief |= reach <= _BRIEFER and stored <= _BRIEFER_RESULT and n * result.itemsize % _SECTOR == 0
