@@ -337,6 +337,28 @@ def test_pairs_of_blocks_load_rows_that_lie_across_lines():
     assert model._clusters_of(of(200, 4440, 1304, **lying), (64, 144, 4), 1) == [(2, 1)], "31 of four blocks do not fit"
 
 
+@pytest.mark.parametrize(
+    ("product", "tile", "stages", "blocks"),
+    [
+        ((160, 6144, 4096), (64, 160, 64), 8, 117),
+        ((6400, 2560, 640), (64, 160, 64), 8, MULTIPROCESSORS),
+        ((6400, 2560, 640), (64, 128, 64), 4, 2 * MULTIPROCESSORS),
+        ((64, 2560, 640), (64, 128, 64), 8, 20),
+    ],
+    ids=str,
+)
+def test_blocks_that_are_alone_on_a_multiprocessor_have_all_of_its_stages(product, tile, stages, blocks):
+    """Those of four warps, too: with wide tiles a second one has no registers, and without more tiles nothing to do."""
+    m, n, k = product
+    op = kernels.gemm(api.meta((m, k), tk.bfloat16), api.meta((n, k), tk.bfloat16).T, tile=tile, num_warps=4)
+    op.consumed()
+    (launch,) = op.parts()
+    launch.consumed()
+    explained = launch.explain("sm_90a")
+    assert [ring.stages for ring in explained.pipelines] == [stages]
+    assert launch._plan("plan").grid[0] == blocks <= MULTIPROCESSORS * explained.blocks_per_multiprocessor
+
+
 def test_blocks_load_together_what_has_a_part_for_each():
     assert [model._mine(columns, below) for columns, below in ((144, 2), (144, 4), (104, 4), (128, 4))] == [72, 48, 32, 32]
 

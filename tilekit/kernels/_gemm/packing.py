@@ -37,7 +37,7 @@ _ROUNDED = 0.07
 # 9804 takes 960 us, 3030 x 15847 x 2572 570, 4948 x 2382 x 4009 270.)
 _COPIED = 1.75
 # So much of the time is a gain by two models, of kernels of two kinds; and by one, where tiles are else turned over in each step,
-# or exact float32 comes to shared memory one element at a time. (1949 x 2525 x 10939 TT takes 2830 us, and 2220 across K.)
+# or exact float32 comes to shared memory one element at a time. (1948 x 2524 x 10940 TT takes 2620 us, and TN 2220.)
 _WORTH, _WORTH_TURNED, _WORTH_ACROSS = 0.88, 0.95, 0.96
 _TILE, _WARPS = (64, 64), 4
 

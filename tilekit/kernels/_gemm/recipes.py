@@ -119,7 +119,7 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
         staged, copied = not exact and staged_operands(a, b), in_stages(a, b, to=COPIES, warpgroups=False)
         fetched = exact and not cpu and exact_in_stages(a, b)
         # By copies of 4 or 8 bytes, for little work: loaded as the loop goes they take 0.6 to 1 of the time. (Of more they take
-        # longer: 12000 x 5004 x 64 83 us, and 44.)
+        # longer: 12000 x 5004 x 64 83 us, and 51.)
         short = -(-k * a.itemsize // LINES) <= FEW_STEPS and stored <= _BRIEF_RESULT
         little = not aligned(a, b) and (short or min(m, n) <= FEW_ROWS)
         # Blocks that stay begin later, and store what they have one tile after the other.

@@ -29,6 +29,7 @@ __all__ = [
 ]  # fmt: skip
 
 _WARPGROUP_ROWS = 64
+_WARPS_ALONE = 8  # of a block that has no room beside another one
 _LOADING_WARPS = 16  # of a multiprocessor, where tiles are loaded as the loop goes
 # Tiles for 16-bit operands in stages of shared memory on GPUs without products by warpgroups: a warp multiplies 64 x 32.
 _COPIED = (128, 128, 64, 8, None)
@@ -211,7 +212,7 @@ def _schedule(
     tiles = max(1, batch * -(-m // bm) * -(-n // bn) * parts * sharing)
     if stream is not None:
         tiles = max(1, stream.top * stream.columns)
-    elif staged and tiles <= count < places:
+    elif staged and warps < _WARPS_ALONE and (tiles <= count or places <= count):
         occupancy = 1  # all of the shared memory is for the stages of one block
     blocks = min(tiles, places) if ahead else tiles
     return Schedule(bm, bn, bk, parts, share, blocks, warps, occupancy, stream, clocks, cluster, sharing)
