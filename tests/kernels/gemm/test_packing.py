@@ -132,7 +132,7 @@ def test_eight_bits_are_packed_along_k(device):
 
 @pytest.mark.parametrize(("shape", "layout", "packed"), [
     ((1949, 2525, 10939), "TT", True), ((1949, 2525, 10939), "NN", True), ((2048, 2048, 2048), "TN", False),
-    ((2048, 2048, 200), "NT", False), ((4082, 277, 518), "NN", False),
+    ((2048, 2048, 200), "NT", False), ((4082, 277, 518), "NN", False), ((16384, 16384, 16384), "NN", False),
 ], ids=str)  # fmt: skip
 def test_exact_float32_is_packed_across_k_where_it_is_multiplied_often(shape, layout, packed):
     m, n, k = shape

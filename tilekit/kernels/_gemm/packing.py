@@ -39,6 +39,7 @@ _COPIED = 1.75
 # So much of the time is a gain by two models, of kernels of two kinds; and by one, where tiles are else turned over in each step,
 # or exact float32 comes to shared memory one element at a time. (1948 x 2524 x 10940 TT takes 2620 us, and TN 2220.)
 _WORTH, _WORTH_TURNED, _WORTH_ACROSS = 0.88, 0.95, 0.96
+_MOST_COPIED = 256 << 20  # bytes of memory that so small a gain is worth
 _TILE, _WARPS = (64, 64), 4
 
 
@@ -125,6 +126,8 @@ def best_packing(
     best, chosen = math.inf, (AS_THEY_LIE, plan)
     # One operand of float32 may be turned over on its way: `b`, or `a` where the transpose is computed.
     for packing in {wanted, (wanted[0], None), (None, wanted[1])} - {AS_THEY_LIE}:
+        if across and sum(x.nbytes for x, strides in zip((a, b), packing, strict=True) if strides) > _MOST_COPIED:
+            continue
         other = planned(_described(a, packing[0]), _described(b, packing[1]))
         if other[-1]:
             taken, without = _microseconds(plan, other, (a, b), packing)
