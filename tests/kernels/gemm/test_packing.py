@@ -216,6 +216,15 @@ def test_tiles_of_short_rows_have_several_steps():
     assert dict(launch._options.generics)["BK"] == 32
 
 
+def test_few_columns_have_narrow_tiles():
+    """So that there are blocks for all multiprocessors, unless K is so short that parts of it have too few steps."""
+    for k, columns, blocks in ((14181, 64, 225), (14181 * 4, 64, 320), (1000, 512, 25), (40, 64, 5)):
+        vectors = vectors_of(1, 1, 266, k, False, 1, 132)
+        assert (vectors.columns, -(-266 // vectors.columns) * vectors.splits) == (columns, blocks)
+    assert vectors_of(1, 1, 60000, 14181, False, 1, 132).columns == 512
+    assert vectors_of(1, 1, 266, 14181, False, 1, 32).columns == 512
+
+
 def test_few_rows_are_vectors():
     """Where no tile comes to shared memory, whatever the dtype; one launch if there is nothing to add up or to do besides."""
     assert names(kernels.gemm(m(1, 4097), m(4097, 600001))) == ["_products_of_vectors"]

@@ -24,6 +24,9 @@ _ELEMENTS, _ALONG, _WARPS = 4096, 512, 4
 _LANES = 32  # of a warp: of fewer elements each would have none along K
 # So many blocks keep a multiprocessor busy.
 _FULL = 4
+# With fewer blocks than this for each of them, tiles have fewer columns, but no fewer than these. (Of 1 x 266 x 14181 there would
+# be 64 blocks in all, of 512 columns.)
+_BUSY, _LEAST_ALONG = 2, 64
 # As many blocks as a multiprocessor has room for, of which each goes on for so many tiles at least.
 _BLOCKS, _LEAST_STEPS, _MOST_SPLITS = 8, 4, 64
 
@@ -60,6 +63,13 @@ def vectors_of(batch: int, rows: int, columns: int, k: int, deep: bool, run: int
             depth, width = depth // 2, width * 2
     else:
         width = min(_ALONG, power(columns))
+
+        def blocks(width: int) -> int:
+            steps = -(-k // min(power(k), held // width))
+            return batch * -(-columns // width) * min(_MOST_SPLITS, max(1, steps // _LEAST_STEPS))
+
+        while width > _LEAST_ALONG and blocks(width) < min(_BUSY * count, blocks(width // 2)):
+            width //= 2
         depth = min(power(k), held // width)
     tiles, steps = batch * -(-columns // width), -(-k // depth)
     parts = max(1, min(_MOST_SPLITS, steps // _LEAST_STEPS, _BLOCKS * count // tiles))
