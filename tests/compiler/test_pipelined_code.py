@@ -1007,9 +1007,9 @@ def test_threads_copy_what_the_accelerator_cannot_bring(make, how, nbytes):
 
 
 @tk.kernel
-def from_a_row(y: tk.Out[BM, BN], x: tk.In, rows: tk.In):
+def from_a_row(y: tk.Out[BM, BN], x: tk.In, rows: tk.In, apart: tk.Const = 16):
     s = tk.zeros((BM, BN), tk.float32)
-    first = tk.load(rows, tk.bid(0), ()).item()
+    first = int(tk.load(rows, tk.bid(0), ()).item()) * apart
     for t in tk.pipelined(x.slice(0, first).slice(1, 8).tiles((BM, BN))[0, :]):
         s += t
     y.store(s)
@@ -1017,8 +1017,16 @@ def from_a_row(y: tk.Out[BM, BN], x: tk.In, rows: tk.In):
 
 def test_a_slice_to_the_end_has_a_ring():
     """The thread that loads looks its beginning up by itself, and meets no barrier of the others, who zero what is not there."""
-    op = from_a_row(meta(64, 64, dtype=tk.float32).partition((16, 64)), meta(999, 512, dtype=tk.float32), meta(4, dtype=tk.int32))
-    compiled = op.generics(BM=16, BN=64).num_warps(8).compile(target="sm_90a")
+    y, x, rows = (
+        meta(*shape, dtype=dtype) for shape, dtype in (((64, 64), tk.float32), ((999, 512), tk.float32), ((4,), tk.int32))
+    )
+
+    def compiled_with(apart):
+        op = from_a_row(y.partition((16, 64)), x, rows, apart)
+        return op.generics(BM=16, BN=64).num_warps(8).compile(target="sm_90a")
+
+    assert [m.box for m in compiled_with(1).maps] == [(16, 32)], "they begin anywhere, and so the last has any number of rows"
+    compiled = compiled_with(16)
     assert [m.box for m in compiled.maps] == [(16, 32), (16, 32)], "whole ones, and the last"
     loading, calculating = compiled.sass.split("USETMAXREG.TRY_ALLOC")
     assert "UTMALDG.2D" in loading
