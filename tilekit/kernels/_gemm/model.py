@@ -5,7 +5,7 @@ to each multiprocessor, whether it asks for them or another block of its cluster
 These go on at the same time, and delay each other the more, the more alike they are, and the fewer stages lie between them (a
 norm, of higher order with more of these); what comes before and after the loop is not hidden. The numbers are an H200's: fitted
 to random products with all tiles and numbers of parts, to some of which one side is short, and to many with many ways. Of those
-that still hold (115, 9 and 431, in tests/kernels/gemm) the choices are 2, 5 and 2 to 3 % slower than the best.
+that still hold (115, 9 and 515, in tests/kernels/gemm) the choices are 2, 5 and 2 to 3 % slower than the best.
 """
 
 from __future__ import annotations
