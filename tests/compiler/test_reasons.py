@@ -148,9 +148,10 @@ def looking_up(y: tk.InOut, x: tk.In, table: tk.In, how: tk.Const):
 
 
 @tk.function
-def endless(s):
+def endless(s, y):
     while True:
         s += 1.0
+        y.store(s)
     return s
 
 
@@ -163,7 +164,7 @@ def without_form(y: tk.Out, x: tk.In, how: tk.Const):
     if how == "breakpoint":
         breakpoint()
     if how == "endless":
-        s = endless(s)
+        s = endless(s, y)
     if how == "element":
         own = cuda.shared.array(128, "float32")
         own[cuda.threadIdx.x] = 1.0
