@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from statistics import geometric_mean, median
 
+import numpy as np
 import pytest
 
 import tilekit as tk
@@ -398,6 +399,12 @@ def test_short_sums_have_no_two_tiles_next_to_each_other(m, n, k):
     (launch,) = op.parts()
     launch.consumed()
     assert "BE" not in dict(launch._options.generics)
+
+
+@pytest.mark.parametrize("num_warps", [[4, 4], np.zeros(4), 3, "x"], ids=str)
+def test_wrong_warps_of_brief_sums_are_refused(num_warps):
+    with pytest.raises(ValueError, match="num_warps is a power of two from 1 to 32, not "):
+        launch_of(4, 4, 4, tk.float32, num_warps=num_warps)
 
 
 @pytest.mark.parametrize(("m", "n", "k", "dtype", "staged"), [

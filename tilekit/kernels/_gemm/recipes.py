@@ -17,6 +17,7 @@ from tilekit.kernels._gemm.schedules import FEW_ROWS, Schedule, check_tile, resu
 from tilekit.kernels._gemm.vectors import FEW_VECTORS, Vectors, vectors_of
 from tilekit.kernels._host import check_splits, has_warpgroups, multiprocessors, on_cpu
 from tilekit.kernels._staging import COPIES, LINES, aligned, exact_in_stages, in_stages, pitched, staged_operands
+from tilekit.launch.launch import check_warps
 
 __all__ = ["LEAST", "Recipe", "padded_shape", "recipe_of", "turned_over"]
 
@@ -102,6 +103,7 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
         raise ValueError("gemm: operands are for an epilogue, and there is none: epilogue=kernels.epilogues.bias adds one")
     along = tuple(_along(f"operands[{at}]", x, extents) for at, x in enumerate(operands))
     check_splits("gemm", splits, otherwise="stream")
+    check_warps(num_warps)
     tile = check_tile("gemm", tile, abreast=1 if splits == "stream" else 3)
     if splits == "stream" and not matrix:
         raise ValueError('gemm: splits = "stream" is for matrices; the sums of a batch are split into so many parts each')
