@@ -6,12 +6,16 @@ from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._host import has_warpgroups
 
-__all__ = ["COPIES", "LINES", "aligned", "exact_in_stages", "in_stages", "pitched", "staged_operands", "straightened"]
+__all__ = [
+    "COPIES", "LINES", "SECTOR", "aligned", "exact_in_stages", "in_stages", "pitched", "staged_operands", "straightened",
+]  # fmt: skip
 
 COPIES = 4
 """What rows must be multiples of, in bytes, for threads to copy them to shared memory (cp.async)."""
 LINES = 128
 """The bytes of a line of the L2 cache: rows that are no multiple lie across several."""
+SECTOR = 32
+"""The bytes of it that memory moves at least."""
 
 
 def straightened(x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from tilekit.kernels._gemm.model import Product
 from tilekit.kernels._host import power
+from tilekit.kernels._staging import SECTOR
 
 __all__ = ["FEW_STEPS", "ExactWay", "exact_way", "exact_ways", "fits_stages", "staged_blocks"]
 
@@ -87,7 +88,7 @@ _UNEVEN = 0.75
 _SINGLY, _SOME, _NOT_ALL = 0.08, 128, 0.5
 # Rows of the result that begin within sectors of the cache: so many more elements of each row of a tile are as good as stored.
 # (49 x 6046 x 1649 x 1 takes 890 us with tiles of 64 columns, and 630 with 128.)
-_SECTOR, _PARTLY = 32, 32
+_PARTLY = 32
 
 
 def exact_way(product: Product, *, even: bool, fetched: bool, splits: int | None) -> ExactWay:
@@ -187,7 +188,7 @@ def clocks(product: Product, way: ExactWay, even: bool) -> float:
     rounds, rest = divmod(turns, way.room)
     taken = rounds * together(way.room) + (together(rest) if rest else 0)
     taken += turns * way.rows * way.columns / _STORED + (rounds + (rest > 0)) * _ROUND
-    stored = m * n * (1 if product.begins >= _SECTOR else 1 + _PARTLY / way.columns)
+    stored = m * n * (1 if product.begins >= SECTOR else 1 + _PARTLY / way.columns)
     moved = 4 * batch * (m * k + k * n + stored) / _MEMORY
     after = _NEXT + 8 * batch * m * n * parts / _MEMORY if parts > 1 else 0  # they are written, and read
     return float((taken**4 + moved**4) ** 0.25 + _LATENCY + after)

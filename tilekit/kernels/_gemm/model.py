@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from tilekit.kernels._gemm.abreast import columns_of
 from tilekit.kernels._gemm.stream_k import StreamK, stream_k
+from tilekit.kernels._staging import SECTOR
 
 __all__ = [
     "CLUSTER", "FEW_ROWS", "LARGE", "MOST_SPLITS", "STAGED_BYTES", "Product", "Way", "cheapest", "clocks", "held", "together",
@@ -49,7 +50,7 @@ _SUMMING_WAITS, _SUMMING, _SUMMING_TOGETHER = 105, 1.95, 1.24
 # Clocks before the first tile has come and after the last, with `_STORED` elements of the result written in one; fewer by the
 # factors of a transpose, whose rows lie across what a warp has: of rows that begin between two sectors of the cache, and the last
 # if no access of 16 bytes fits them.
-_LATENCY, _STORED, _TURNED, _TURNED_BETWEEN, _TURNED_ODD, _SECTOR = 2400, 7.5, 1.2, 1.3, 2.5, 32
+_LATENCY, _STORED, _TURNED, _TURNED_BETWEEN, _TURNED_ODD = 2400, 7.5, 1.2, 1.3, 2.5
 # Where rows begin between two sectors, the same for tiles whose rows several instructions store. (34 x 5776 x 2824 x 16 takes 356
 # us with 128 x 256, and 378 with 128 x 128, of 8 warps; 505 to 610 with 64 rows, of 4.)
 _SPLIT_ROWS = 1.35
@@ -358,8 +359,8 @@ def clocks(product: Product, way: Way) -> float:
     hidden = sum(one**order for one in (loop, fetching, cached, memory, near, reading)) ** (1 / order)
     storing = stored * bm * bn / _pieces(way) / _STORED
     if product.turned:
-        storing *= _TURNED if product.begins >= _SECTOR else _TURNED_BETWEEN if product.begins >= ACCESS else _TURNED_ODD
-    elif product.begins < _SECTOR and (warps < 8 or columns_of(bn) is not None):
+        storing *= _TURNED if product.begins >= SECTOR else _TURNED_BETWEEN if product.begins >= ACCESS else _TURNED_ODD
+    elif product.begins < SECTOR and (warps < 8 or columns_of(bn) is not None):
         storing *= _SPLIT_ROWS
     if product.begins < _LINE:
         storing *= 1 + _PART * _LINE / (product.stored * (bm if product.turned else bn))

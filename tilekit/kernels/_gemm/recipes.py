@@ -16,7 +16,7 @@ from tilekit.kernels._gemm.product_kernels import MOST_OPERANDS, ProductKernels,
 from tilekit.kernels._gemm.schedules import FEW_ROWS, Schedule, check_tile, result_dtype, schedule_of, sum_dtype
 from tilekit.kernels._gemm.vectors import FEW_VECTORS, Vectors, vectors_of
 from tilekit.kernels._host import check_splits, has_warpgroups, multiprocessors, on_cpu
-from tilekit.kernels._staging import COPIES, LINES, aligned, exact_in_stages, in_stages, pitched, staged_operands
+from tilekit.kernels._staging import COPIES, LINES, SECTOR, aligned, exact_in_stages, in_stages, pitched, staged_operands
 from tilekit.launch.launch import check_warps
 
 __all__ = ["LEAST", "Recipe", "padded_shape", "recipe_of", "turned_over"]
@@ -29,7 +29,7 @@ LEAST = 16
 # 40 MB 1.1 times as much. Of more, rows are whole sectors: 8192 x 4096 x 8 takes 20.9 us, and 24.1; but 11584 x 2883 x 1 takes
 # 41.2 us, and 37.8.
 _BRIEF, _BRIEF_RESULT = 48, 24 << 20
-_BRIEFER, _BRIEFER_RESULT, _SECTOR = 16, 72 << 20, 32
+_BRIEFER, _BRIEFER_RESULT = 16, 72 << 20
 # Nor are operands packed for it, up to a result of so many bytes: 22 x 60 x 10607 x 13 takes 20 us without, and 36 with.
 _UNPACKED = 32 << 20
 
@@ -126,7 +126,7 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
         little = not aligned(a, b) and (short or min(m, n) <= FEW_ROWS)
         # Blocks that stay begin later, and store what they have one tile after the other.
         brief = reach <= _BRIEF and stored <= _BRIEF_RESULT
-        brief |= reach <= _BRIEFER and stored <= _BRIEFER_RESULT and n * result.itemsize % _SECTOR == 0
+        brief |= reach <= _BRIEFER and stored <= _BRIEFER_RESULT and n * result.itemsize % SECTOR == 0
         little = (little or (brief and not (num_warps or splits))) and not tile
         # In the transpose the second operand is the first, which K has to be contiguous in.
         otherwise = not (staged or little or copied or exact or cpu or tile or epilogue)
